@@ -1,0 +1,1 @@
+"""The command line. One file a command; the only code that prints."""

@@ -1,0 +1,1 @@
+"""Site profiles, recipes and jobs: text in, typed and checked values out."""

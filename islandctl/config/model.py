@@ -1,0 +1,16 @@
+"""The base of every configuration model: frozen, and an unknown key is an error."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, StringConstraints
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?$")]
+"""A name that is safe in file names, host names and messages: a-z, 0-9 and inner hyphens, at most 42."""
+
+
+class Model(BaseModel):
+    """Frozen; unknown keys are refused; docstrings under fields become their descriptions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)

@@ -1,0 +1,70 @@
+"""Where things lie: the run's folder on the controller, the cell's folder on a site."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path, PurePosixPath
+
+HOME_VARIABLE = "ISLANDCTL_HOME"
+
+
+def home() -> Path:
+    """The controller's folder: ``$ISLANDCTL_HOME``, or the platform's place for program state."""
+    from platformdirs import user_state_path
+
+    override = os.environ.get(HOME_VARIABLE)
+    return Path(override).expanduser() if override else user_state_path("islandctl")
+
+
+class RunFolder:
+    """A run's record on the controller: ``<home>/runs/<run>``.
+
+    run.json        the record: plan, who runs where, attempt
+    plan.json       the frozen plan
+    known_hosts     host keys accepted for this run
+    secrets/        0600: relay key, certificate and tokens
+    relay/          the relay's data, when it runs here (its supervisor's folder is relay/node-0)
+    tunnels/        one supervisor folder a tunnel
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.record = root / "run.json"
+        self.plan = root / "plan.json"
+        self.known_hosts = root / "known_hosts"
+        self.secrets = root / "secrets"
+        self.relay = root / "relay"
+        self.tunnels = root / "tunnels"
+
+    @classmethod
+    def of(cls, run: str) -> RunFolder:
+        """The folder of the run called ``run``."""
+        return cls(home() / "runs" / run)
+
+
+class CellFolder:
+    """A cell's files on a site: ``<work_dir>/runs/<run>/<cell>``. Paths are POSIX paths of the site.
+
+    cell.json       the CellJob
+    token, ca.pem   0600: the cell's key to the relay, the relay's certificate
+    metrics.jsonl   one line a step, evaluation or exchange (written by rank 0)
+    journal.jsonl   rounds that were resolved at another step than the planned one
+    outcome.json    how the workers ended, in their own words
+    checkpoints/    step-00000100-attempt-1/ …
+    node-0/         the supervisor's folder on node 0: job.json, state.json, exit.json, logs/
+    node-0/logs/    rank-0.log … and node-0.log (what torchrun itself prints)
+    """
+
+    def __init__(self, root: PurePosixPath) -> None:
+        self.root = root
+        self.job = root / "cell.json"
+        self.token = root / "token"
+        self.ca = root / "ca.pem"
+        self.metrics = root / "metrics.jsonl"
+        self.journal = root / "journal.jsonl"
+        self.outcome = root / "outcome.json"
+        self.checkpoints = root / "checkpoints"
+
+    def node(self, index: int) -> PurePosixPath:
+        """The supervisor's folder on node ``index``."""
+        return self.root / f"node-{index}"

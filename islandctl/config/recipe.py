@@ -1,0 +1,216 @@
+"""The recipe: what is trained, on what, and how the cells exchange."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from islandctl.config.model import Model, Name
+from islandctl.config.units import BitsPerSecond, Seconds, Share
+
+
+class ModelRecipe(Model):
+    """A decoder-only transformer."""
+
+    kind: Literal["dense", "moe"]
+    layers: int = Field(ge=1)
+    width: int = Field(ge=8)
+    """Size of the residual stream."""
+    heads: int = Field(ge=1)
+    kv_heads: int | None = Field(default=None, ge=1)
+    """Key and value heads; left out: as many as heads."""
+    hidden: int = Field(ge=8)
+    """Inner width of the feed-forward layer; of one expert in a ``moe``."""
+    experts: int | None = Field(default=None, ge=2)
+    active_experts: int | None = Field(default=None, ge=1)
+    """Experts per token."""
+    balance: float = Field(default=0.01, ge=0)
+    """Weight of the load-balancing loss; 0.01 is the common choice since Switch Transformers."""
+    vocabulary: int = Field(default=256, ge=2)
+    """256: bytes."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ModelRecipe:
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not divisible by heads {self.heads}")
+        if (self.width // self.heads) % 2:
+            raise ValueError(f"width / heads = {self.width // self.heads} must be even (rotary positions)")
+        if self.kv_heads is not None and self.heads % self.kv_heads:
+            raise ValueError(f"heads {self.heads} is not divisible by kv_heads {self.kv_heads}")
+        moe = self.experts is not None and self.active_experts is not None
+        if self.kind == "moe" and not moe:
+            raise ValueError("kind: moe needs experts and active_experts")
+        if self.kind == "dense" and (self.experts is not None or self.active_experts is not None):
+            raise ValueError("kind: dense takes neither experts nor active_experts")
+        if self.experts is not None and self.active_experts is not None and self.active_experts > self.experts:
+            raise ValueError(f"active_experts {self.active_experts} is more than experts {self.experts}")
+        return self
+
+
+class DataRecipe(Model):
+    """The text. Every site reads its own copy; the held-out part must be the same everywhere."""
+
+    paths: tuple[str, ...] = Field(min_length=1)
+    """Folders, files or globs on the sites. The word ``python-stdlib`` means the Python library's own sources."""
+    suffixes: tuple[str, ...] = (".py", ".txt", ".md")
+    """Files that count inside folders."""
+    held_out: Share = 0.05
+    """Share of the files (chosen by a hash of their content) kept out of training for evaluation."""
+    limit_bytes: int | None = Field(default=None, ge=1)
+    """Read at most this much text, for rehearsals."""
+
+
+class Optimizer(Model):
+    """The inner optimizer."""
+
+    kind: Literal["adamw"] = "adamw"
+    lr: float = Field(gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    """0.95 rather than torch's 0.999: the usual choice for language models at short horizons."""
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.1, ge=0)
+    clip: float = Field(default=1.0, gt=0)
+    """Gradients are clipped to this norm."""
+
+
+class Schedule(Model):
+    """The learning rate over the steps: linear warm-up, then decay to ``final`` times the peak."""
+
+    warmup: int = Field(default=100, ge=0)
+    """Steps."""
+    decay: Literal["cosine", "linear", "none"] = "cosine"
+    final: Share = 0.1
+
+
+class Training(Model):
+    """The loop inside a cell."""
+
+    steps: int = Field(ge=1)
+    batch: int = Field(ge=1)
+    """Sequences per cell and step, over all its ranks."""
+    sequence: int = Field(ge=2)
+    """Tokens per sequence."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    optimizer: Optimizer
+    schedule: Schedule = Schedule()
+    seed: int = Field(default=0, ge=0)
+
+
+class Outer(Model):
+    """The optimizer that moves the anchor."""
+
+    kind: Literal["nesterov"] = "nesterov"
+    lr: float = Field(default=0.7, gt=0)
+    """0.7 and 0.9 are DiLoCo's published pair."""
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+
+
+class Late(Model):
+    """What happens when a cell's packet does not come."""
+
+    deadline: Seconds = 600.0
+    """After a round's first packet; then the round is committed empty."""
+    windows: int = Field(default=2, ge=1)
+    """After so many windows without a cell, ``then`` decides."""
+    then: Literal["wait", "alone"] = "wait"
+    """``wait``: rounds stay open until the cell is back. ``alone``: the others go on; it rejoins later."""
+
+
+class Exchange(Model):
+    """How the cells exchange fragments."""
+
+    mode: Literal["two-site", "butterfly", "none"] = "two-site"
+    """``two-site``: all cells share one anchor. ``butterfly``: 2^k cells mix in pairs. ``none``: one cell alone."""
+    cells: int | None = Field(default=None, ge=1)
+    """Cells over all sites; left out: one a site."""
+    window: int = Field(default=50, ge=1)
+    """Inner steps in which every fragment is exchanged once."""
+    fragments: int = Field(default=4, ge=1)
+    overlap: int = Field(default=5, ge=0)
+    """Steps between taking a snapshot and applying the round's result."""
+    when: Literal["fixed", "arrival"] = "fixed"
+    apply: Literal["carry", "blend"] = "carry"
+    alpha: Share = 0.5
+    """For ``blend``: the share of the cell's own value that is kept."""
+    codec: Literal["fp32", "bf16", "int8"] = "int8"
+    outer: Outer = Outer()
+    late: Late = Late()
+    chunk: int = Field(default=4_194_304, ge=256)
+    """Values per chunk. 4 Mi values are 16 MiB of fp32, 4 MiB of int8: small enough to resend, large to stream."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Exchange:
+        if self.overlap >= self.window:
+            raise ValueError(f"overlap {self.overlap} must be smaller than window {self.window}")
+        if self.fragments > self.window:
+            raise ValueError(f"fragments {self.fragments} must not exceed window {self.window}: one starts per step")
+        return self
+
+
+class CheckpointRecipe(Model):
+    """Joint checkpoints."""
+
+    every: int = Field(default=100, ge=1)
+    """Steps."""
+    keep: int = Field(default=2, ge=1)
+    """Joint checkpoints kept; two, so that one damaged file is not the end."""
+
+
+class Evaluation(Model):
+    """Bits per byte on held-out text, the same text at every site."""
+
+    every: int = Field(default=50, ge=1)
+    """Steps."""
+    sequences: int = Field(default=64, ge=1)
+
+
+class Emulate(Model):
+    """A WAN emulated inside the relay, per cell and direction, for rehearsals on one machine."""
+
+    bandwidth: BitsPerSecond
+    rtt: Seconds
+
+
+class RelayRecipe(Model):
+    """Where the relay runs."""
+
+    host: str = "controller"
+    """``controller``, or an ssh alias / [user@]host[:port]."""
+    address: str | None = None
+    """Address under which the sites reach the relay. Left out: a local site uses loopback, others a tunnel."""
+    port: int | None = Field(default=None, ge=1, le=65535)
+    """Left out: a free port, chosen once per run."""
+    emulate: Emulate | None = None
+
+
+class Restart(Model):
+    """What the supervisor does with a worker that dies."""
+
+    limit: int = Field(default=10, ge=0)
+    """Restarts without progress in between before the supervisor gives up."""
+    backoff: Seconds = 2.0
+    """First pause; doubles each time up to ``backoff_limit``."""
+    backoff_limit: Seconds = 60.0
+
+
+class WorkerRecipe(Model):
+    """The worker processes."""
+
+    restart: Restart = Restart()
+    env: dict[str, str] = Field(default_factory=dict)
+    """Extra environment variables."""
+
+
+class Recipe(Model):
+    """Everything that decides what is learnt, and how."""
+
+    name: Name
+    model: ModelRecipe
+    data: DataRecipe
+    training: Training
+    exchange: Exchange = Exchange()
+    checkpoint: CheckpointRecipe = CheckpointRecipe()
+    evaluation: Evaluation = Evaluation()
+    relay: RelayRecipe = RelayRecipe()
+    worker: WorkerRecipe = WorkerRecipe()

@@ -1,0 +1,172 @@
+"""The site profile: what one cluster is, how it is reached, what it costs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from islandctl.config.model import Model, Name
+from islandctl.config.units import (
+    BitsPerSecond,
+    Bytes,
+    BytesPerSecond,
+    Flops,
+    Seconds,
+    UsdPerGigabyte,
+    UsdPerHour,
+)
+
+
+class Gpu(Model):
+    """The accelerators of a site. Type ``cpu`` means ranks on the processor (gloo), for rehearsals."""
+
+    type: str
+    """A name of the accelerator catalogue (H100-SXM, B300, …) or ``cpu``."""
+    count: int = Field(ge=1)
+    """Accelerators that the run uses on this site; one rank each."""
+    per_node: int = Field(ge=1)
+    """Accelerators per node."""
+    memory: Bytes | None = None
+    """Overrides the catalogue."""
+    bf16: Flops | None = None
+    """Dense bf16 rate. Overrides the catalogue."""
+
+    @model_validator(mode="after")
+    def _whole_nodes(self) -> Gpu:
+        if self.count > self.per_node and self.count % self.per_node:
+            raise ValueError(
+                f"count {self.count} is not a whole number of nodes of {self.per_node}; "
+                f"nearest: {self.count // self.per_node * self.per_node} "
+                f"or {(self.count // self.per_node + 1) * self.per_node}"
+            )
+        return self
+
+
+class Wan(Model):
+    """The site's link to the relay."""
+
+    up: BitsPerSecond
+    """Site to relay."""
+    down: BitsPerSecond
+    """Relay to site."""
+    rtt: Seconds
+    """Round-trip time to the relay."""
+
+
+class Network(Model):
+    """The interconnect inside the site, between nodes."""
+
+    bandwidth: BitsPerSecond
+    """Per accelerator, one direction."""
+
+
+class Storage(Model):
+    """The file system that holds checkpoints."""
+
+    read: BytesPerSecond | None = None
+    write: BytesPerSecond | None = None
+    free: Bytes | None = None
+
+
+class Cpu(Model):
+    """Processor and memory of one node."""
+
+    cores: int = Field(ge=1)
+    memory: Bytes
+
+
+class Price(Model):
+    """What the site costs. Left out: planned without cost, and the plan says so."""
+
+    gpu: UsdPerHour | None = None
+    """Per accelerator."""
+    egress: UsdPerGigabyte | None = None
+    """Per 10⁹ bytes that leave the site."""
+
+
+class Ssh(Model):
+    """How the hosts are reached. What is left out comes from the user's own ssh configuration (``ssh -G``)."""
+
+    config: str | None = None
+    """An ssh configuration file to use instead of the user's."""
+    user: str | None = None
+    port: int | None = Field(default=None, ge=1, le=65535)
+    identity: str | None = None
+    """Private key file."""
+    known_hosts: str | None = None
+    """An extra known_hosts file. The run's own file is always read as well."""
+    host_keys: Literal["strict", "accept-new"] = "strict"
+    """``strict``: an unknown host key stops. ``accept-new``: it is accepted once, shown and kept with the run."""
+    connect_timeout: Seconds = 20.0
+    """One handshake; generous, since bastions across an ocean take seconds."""
+
+
+class Environment(Model):
+    """The Python environment of the workers."""
+
+    python: str = "python3"
+    """Interpreter on the site: a name or an absolute path."""
+    build: bool = True
+    """Build a virtual environment on the site from ``packages``. False: use ``python`` as it is."""
+    packages: tuple[str, ...] = ("torch>=2.10", "numpy>=1.26")
+    """Added to what a worker needs itself (its small dependencies are always installed)."""
+    pip_options: tuple[str, ...] = ()
+    """Options for pip install, for example an index."""
+    setup: tuple[str, ...] = ()
+    """Shell lines (POSIX sh) run before every command of the run, for example ``module load cuda``."""
+
+
+class Slurm(Model):
+    """Options of the scheduler ``slurm``."""
+
+    partition: str | None = None
+    account: str | None = None
+    extra: tuple[str, ...] = ()
+
+
+class SiteProfile(Model):
+    """One cluster (an island)."""
+
+    name: Name
+    provider: str = "unknown"
+    region: str = "unknown"
+    scheduler: Literal["local", "ssh", "slurm"]
+    """``local``: this machine. ``ssh``: plain hosts. ``slurm``: the first host is the login node."""
+    hosts: tuple[str, ...] = ()
+    """ssh aliases or [user@]host[:port] forms, one per node (``local`` has none)."""
+    gpu: Gpu
+    wan: Wan
+    network: Network | None = None
+    storage: Storage = Storage()
+    cpu: Cpu
+    price: Price = Price()
+    ssh: Ssh = Ssh()
+    environment: Environment = Environment()
+    slurm: Slurm | None = None
+    work_dir: str = "~/islandctl"
+    """Folder on every node for code, environment, logs and checkpoints. ``~`` is the node's own home."""
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that the run uses."""
+        return max(1, self.gpu.count // self.gpu.per_node)
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks (accelerators) used on each node."""
+        return min(self.gpu.count, self.gpu.per_node)
+
+    @model_validator(mode="after")
+    def _hosts_match_scheduler(self) -> SiteProfile:
+        if self.scheduler == "local" and self.hosts:
+            raise ValueError("a local site has no hosts; use scheduler: ssh for other machines")
+        if self.scheduler == "local" and self.num_nodes != 1:
+            raise ValueError("a local site has one node; set gpu.per_node to gpu.count")
+        if self.scheduler == "ssh" and len(self.hosts) != self.num_nodes:
+            raise ValueError(
+                f"hosts lists {len(self.hosts)} but gpu.count / gpu.per_node needs {self.num_nodes} nodes"
+            )
+        if self.scheduler == "slurm" and len(self.hosts) != 1:
+            raise ValueError("a slurm site lists exactly one host: its login node")
+        return self

@@ -1,0 +1,1 @@
+"""Fragments, schedule, codecs, the outer step and the round: torch tensors and bytes only."""

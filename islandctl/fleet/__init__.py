@@ -1,0 +1,1 @@
+"""Hosts, provisioning and supervisors: everything that happens on the nodes."""

@@ -1,0 +1,94 @@
+"""A packet: one chunk of one cell's encoded contribution to one round.
+
+On the wire and on disk, all integers little-endian::
+
+    b"ISLP"   magic
+    u16       format version (1)
+    u32       header length in bytes
+    header    canonical JSON, UTF-8
+    payload   what the codec wrote (opaque here)
+
+The header's JSON is canonical (sorted keys, no blanks), so equal packets have equal bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+from blake3 import blake3
+from pydantic import Field, ValidationError
+
+from islandctl.config.model import Model
+from islandctl.errors import ExchangeError
+
+MAGIC = b"ISLP"
+FORMAT = 1
+MAX_HEADER_BYTES = 64 * 1024
+_PREFIX = struct.Struct("<4sHI")
+
+
+def canonical_json(value: Any) -> bytes:
+    """JSON with sorted keys and no blanks: equal values give equal bytes."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+
+
+def digest(content: bytes | bytearray | memoryview) -> str:
+    """The blake3 hash of ``content``, as 64 hexadecimal digits."""
+    return blake3(content).hexdigest()
+
+
+class PacketHeader(Model):
+    """What a packet says of itself."""
+
+    run: str
+    config_hash: str
+    attempt: int = Field(ge=1)
+    cell: int = Field(ge=0)
+    fragment: int = Field(ge=0)
+    window: int = Field(ge=0)
+    chunk: int = Field(ge=0)
+    """Index inside the fragment."""
+    num_chunks: int = Field(ge=1)
+    """Chunks of the fragment."""
+    version: int = Field(ge=0)
+    """Commits that the anchor it builds on contains."""
+    base: str
+    """Hash of the chunk's anchor and outer momentum that it builds on."""
+    tokens: int = Field(ge=0)
+    """Tokens trained since the cell's last packet of this fragment that a commit named."""
+    codec: str
+    payload_hash: str
+    payload_bytes: int = Field(ge=0)
+
+
+def pack(header: PacketHeader, payload: bytes) -> bytes:
+    """Join header and payload to a packet's bytes."""
+    head = canonical_json(header.model_dump())
+    return _PREFIX.pack(MAGIC, FORMAT, len(head)) + head + payload
+
+
+def unpack(packet: bytes | memoryview) -> tuple[PacketHeader, memoryview]:
+    """Split a packet and check its payload against the header's hash and length.
+
+    Raises:
+        ExchangeError: not a packet, cut short, or damaged.
+    """
+    view = memoryview(packet)
+    if len(view) < _PREFIX.size:
+        raise ExchangeError(f"not a packet: {len(view)} bytes")
+    magic, version, length = _PREFIX.unpack(view[: _PREFIX.size])
+    if magic != MAGIC or version != FORMAT or length > MAX_HEADER_BYTES:
+        raise ExchangeError("not a packet of this format (wrong magic, version or header length)")
+    try:
+        header = PacketHeader.model_validate_json(bytes(view[_PREFIX.size : _PREFIX.size + length]))
+    except ValidationError as error:
+        raise ExchangeError(f"damaged packet header: {error.error_count()} faults") from error
+    payload = view[_PREFIX.size + length :]
+    if len(payload) != header.payload_bytes or digest(payload) != header.payload_hash:
+        raise ExchangeError(
+            f"damaged packet: cell {header.cell}, fragment {header.fragment}, window {header.window}, "
+            f"chunk {header.chunk}: payload does not match its hash"
+        )
+    return header, payload

@@ -1,0 +1,1 @@
+"""From (recipe, sites) to a Plan: pure functions."""

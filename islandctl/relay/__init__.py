@@ -1,0 +1,1 @@
+"""The relay: stores packets and orders commits. It does no arithmetic."""

@@ -1,0 +1,86 @@
+"""What cells and controller tell the relay, and what it answers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from islandctl.config.model import Model
+
+
+class Heartbeat(Model):
+    """A cell's short sign of life, sent by its rank 0. The relay keeps the last one of each cell."""
+
+    attempt: int
+    cell: int
+    state: Literal["starting", "training", "waiting", "evaluating", "checkpointing", "finished", "stopped", "failed"]
+    step: int
+    steps: int
+    """Steps of the whole run."""
+    tokens: int
+    """Tokens trained by this cell so far."""
+    tokens_per_s: float
+    """Recent mean."""
+    loss: float | None = None
+    """Training loss of the last step, nats per token."""
+    bits_per_byte: tuple[tuple[int, float], ...] = ()
+    """(step, held-out bits per byte), newest last, at most 60."""
+    held_out_hash: str = ""
+    """Hash of the held-out text; must be the same in all cells."""
+    rounds_applied: int = 0
+    rounds_skipped: int = 0
+    """Rounds whose commit did not name this cell."""
+    rounds_late: int = 0
+    """Rounds resolved after their planned step."""
+    message: str = ""
+    """One line for the user, for example what it waits for."""
+
+
+class CellStatus(Model):
+    """One cell, as the relay sees it."""
+
+    cell: int
+    name: str
+    heartbeat: Heartbeat | None = None
+    age_s: float | None = None
+    """Seconds since the last heartbeat; None: never heard of."""
+    away: bool = False
+    """The late policy counts this cell as gone."""
+    packets: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+class JointCheckpoint(Model):
+    """A step at which every cell has registered a checkpoint with equal versions."""
+
+    attempt: int
+    step: int
+    manifests: tuple[str, ...]
+    """In cell order."""
+    versions: tuple[int, ...]
+
+
+class RelayStatus(Model):
+    """The relay's whole view of the run."""
+
+    run: str
+    config_hash: str
+    attempt: int
+    ledger_seq: int
+    ledger_hash: str
+    cells: tuple[CellStatus, ...]
+    rounds_committed: int = 0
+    """Commits of this attempt that name at least one cell."""
+    rounds_empty: int = 0
+    rounds_partial: int = 0
+    """Commits that name some cells but not all."""
+    rounds_open: int = 0
+    last_commit: dict[str, int] | None = None
+    """fragment, window, seq."""
+    joint_checkpoints: tuple[JointCheckpoint, ...] = Field(default=())
+    """Oldest first."""
+    halted: str = ""
+    """The reason, when a halt entry of this attempt exists."""
+    stopping: bool = False

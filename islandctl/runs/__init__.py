@@ -1,0 +1,1 @@
+"""A run's record and life: launch, watch, stop, resume."""

@@ -1,0 +1,1 @@
+"""What runs on each rank: model, data, loop, checkpoints, metrics."""
