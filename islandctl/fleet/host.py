@@ -1,0 +1,48 @@
+"""A host: one machine of a site, reached somehow. Everything that happens on a node goes through here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Completed:
+    """What a command gave back. ``code`` is None when it is not known (link lost, killed by a signal over SSH)."""
+
+    code: int | None
+    stdout: bytes
+    stderr: bytes
+
+
+class Host(Protocol):
+    """One machine. Calls are safe from several threads; each has a deadline.
+
+    Raises everywhere: ``UnreachableError`` (no answer, link lost, deadline), ``HostKeyError``, ``PreflightError``.
+    """
+
+    label: str
+    """``site/host``, as messages name it."""
+
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Completed:
+        """Run one command; its arguments arrive as they are, whatever the login shell."""
+
+    def python(
+        self,
+        source: str,
+        args: Mapping[str, Any],
+        *,
+        timeout_s: float,
+        payload: bytes = b"",
+        interpreter: str = "python3",
+    ) -> Any:
+        """Run a Python program (3.8 or newer, standard library only) on the host and return its result.
+
+        ``source`` defines ``main(args, payload)`` which returns a JSON value. Source, arguments and payload travel
+        on stdin, the result comes back between random markers: no quoting, no shell noise, nothing on the command
+        line. An exception in ``main`` becomes a ``PreflightError`` that names the host and the last line.
+        """
+
+    def close(self) -> None:
+        """Give the connection back."""

@@ -1,0 +1,56 @@
+"""What a supervisor is told, and what it tells. The supervisor itself knows only the JSON (``supervisor.py``)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from islandctl.config.model import Model
+
+
+class RestartPolicy(Model):
+    """How often, and how patiently, a child that dies is started again."""
+
+    limit: int = 10
+    """Restarts without progress in between."""
+    backoff_s: float = 2.0
+    backoff_limit_s: float = 60.0
+
+
+class SupervisorJob(Model):
+    """``job.json``: one child to keep alive."""
+
+    run: str
+    """The run's name."""
+    mark: str
+    """The run's unique id; every process carries it as ISLANDCTL_RUN."""
+    name: str
+    """For messages: ``cell/node-0``, ``relay``, ``tunnel-…``."""
+    argv: tuple[str, ...]
+    cwd: str
+    env: dict[str, str]
+    setup: tuple[str, ...] = ()
+    """POSIX sh lines run before the command, in the same shell."""
+    outcome: str | None = None
+    """File in which the child tells how it ended (``outcome.json``); see docs/architecture.md."""
+    progress: str | None = None
+    """File whose growth counts as progress, so that the restart limit starts anew."""
+    restart: RestartPolicy = RestartPolicy()
+    stop_timeout_s: float = 60.0
+    """Between TERM and KILL."""
+
+
+class SupervisorState(Model):
+    """``state.json`` joined with ``exit.json``, and whether the supervisor really runs."""
+
+    state: Literal["absent", "starting", "running", "backoff", "stopping", "ended", "lost"]
+    """``absent``: never started. ``lost``: the file says it runs, but no such process does (reboot, kill -9)."""
+    restarts: int = 0
+    child_pid: int | None = None
+    supervisor_pid: int | None = None
+    since: str = ""
+    beat_age_s: float | None = None
+    outcome: Literal["finished", "stopped", "failed"] | None = None
+    """Once ended."""
+    code: int | None = None
+    signal: int | None = None
+    reason: str = ""
