@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -76,9 +77,8 @@ def test_quantities(parse: Callable[[Any], float], text: Any, number: float) -> 
     ],
 )
 def test_what_is_refused(parse: Callable[[Any], float], text: Any, cause: str) -> None:
-    with pytest.raises(ValueError, match=".+") as caught:
+    with pytest.raises(ValueError, match=re.escape(cause)):
         parse(text)
-    assert cause in str(caught.value)
 
 
 NUMBERS = st.floats(min_value=1e-6, max_value=1e23, allow_nan=False)
