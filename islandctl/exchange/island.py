@@ -93,6 +93,7 @@ class Island:
         self._shards = Shards(parameters, self._ranks)
         self._step = 0
         self._stop_at: int | None = None
+        self._hurry = False
         self._latch = Latch()
         self._courier = Courier(transport, Identity(run, config_hash, attempt, cell, seed), self._latch)
         self._rounds = Rounds(
@@ -161,6 +162,11 @@ class Island:
     def should_stop_at(self) -> int | None:
         """The step at which all cells checkpoint and end because of a stop entry; None: go on. Equal on all ranks."""
         return self._stop_at
+
+    def hurry(self) -> None:
+        """Do not stand still in ``step`` any more: a round that is due stays in flight, and comes with the
+        checkpoint. For a process that was asked to end; any thread or signal handler of rank 0 may call it."""
+        self._hurry = True
 
     def versions(self) -> tuple[int, ...]:
         """Of every fragment, the commits that its anchor contains."""
@@ -355,7 +361,8 @@ class Island:
 
     def _patient(self, flight: Flight) -> bool:
         """While the relay answers, its late policy decides how long a round stays open; without it, the deadline."""
-        return self._follower.in_touch or time.monotonic() < flight.started + self._patience_s
+        in_time = time.monotonic() < flight.started + self._patience_s
+        return not self._hurry and (self._follower.in_touch or in_time)
 
     def _stop_step(self) -> int:
         commit = self._follower.stop_round
