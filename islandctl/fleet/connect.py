@@ -62,6 +62,11 @@ def connect(
     return ssh_host
 
 
+def this_machine() -> Host:
+    """The controller itself: for the relay and the tunnels."""
+    return LocalHost()
+
+
 @dataclass(frozen=True)
 class Verdict:
     """How connecting to one host went: a host or an error."""
