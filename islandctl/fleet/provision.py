@@ -37,16 +37,8 @@ CHECK_TIMEOUT_S = 300.0
 BUILD_TIMEOUT_S = 3600.0
 """pip fetches gigabytes for a CUDA build of torch."""
 LEAST_FREE_BYTES = 200_000_000
-_INDEX_OPTIONS = (
-    "-i",
-    "--index-url",
-    "--extra-index-url",
-    "-f",
-    "--find-links",
-    "--trusted-host",
-    "--no-index",
-    "--pre",
-)
+_INDEX_OPTIONS = ("-i", "--index-url", "--extra-index-url", "-f", "--find-links", "--trusted-host")
+_INDEX_SWITCHES = ("--no-index", "--pre")
 _SUFFIXES = (".py", ".csv", ".yaml", ".json", ".typed")
 
 

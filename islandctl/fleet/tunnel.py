@@ -1,4 +1,4 @@
-"""Tunnels: how a site behind NAT reaches the relay without an open port. OpenSSH carries them, a supervisor keeps them.
+"""Tunnels: how a site behind NAT reaches the relay without an open port. OpenSSH carries, a supervisor keeps them.
 
 OpenSSH gets a small configuration file of our own in front of the user's: first value wins, so host keys are enforced
 with the run's file on every hop, and aliases, jumps and keys mean what they always mean.
@@ -60,7 +60,8 @@ def _tunnel(
     host: str, ssh: Ssh, forward: Sequence[str], run: str, mark: str, folder: Path, known_hosts: Path
 ) -> Tunnel:
     address = parse_address(host)
-    argv = ["ssh", "-F", str(folder / "ssh_config"), "-N", "-T", *forward]
+    # A relative path, since OpenSSH hands -F on to jump hosts without quoting it.
+    argv = ["ssh", "-F", "ssh_config", "-N", "-T", *forward]
     for option, value in (
         ("-l", ssh.user if address.user is None else address.user),
         ("-p", ssh.port if address.port is None else address.port),
