@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from islandctl.errors import ConfigError, HostKeyError, IslandError, PreflightError, UnreachableError
-from islandctl.fleet import hostkeys, ssh_host
+from islandctl.fleet import hostkeys, ssh_host, wire
 from islandctl.fleet.connect import Fleet, connect
 from islandctl.fleet.host import Host
 from islandctl.fleet.openssh import resolve
@@ -211,6 +211,11 @@ def test_a_background_start_returns_at_once(host: Host) -> None:
     )
     assert time.monotonic() - began < 2
     assert host.run(["kill", str(pid)], timeout_s=20).code == 0
+
+
+def test_the_command_line_holds_nothing_that_a_shell_would_touch() -> None:
+    """Inside double quotes sh, bash, zsh, csh and fish touch only these."""
+    assert not set("$`\\!\"'\n") & set(wire.BOOT)
 
 
 # The way there

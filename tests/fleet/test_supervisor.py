@@ -125,7 +125,7 @@ def test_progress_resets_the_limit(kept: Kept) -> None:
     assert (state.outcome, state.restarts) == ("finished", 6)
 
 
-def outcome(kept: Kept, told: dict[str, Any], code: int, restarts_first: bool = False) -> SupervisorState:
+def outcome(kept: Kept, told: dict[str, Any], code: int) -> SupervisorState:
     program = f"""
         import json, sys
         json.dump({told!r}, open("outcome.json", "w"))
@@ -329,6 +329,19 @@ def test_a_successor_believes_the_outcome_that_was_told_meanwhile(kept: Kept) ->
     kept.start(program, outcome=str(kept.root / "outcome.json"))
     state = kept.ended()
     assert (state.outcome, state.reason, state.restarts) == ("finished", "all steps done", 0)
+
+
+def test_a_successor_starts_again_what_had_been_stopped(kept: Kept) -> None:
+    pid = kept.start(FOREVER, outcome=str(kept.root / "outcome.json"))
+    kept.written("ready")
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: kept.state.state == "lost", "state lost")
+    (kept.root / "outcome.json").write_text(json.dumps({"outcome": "stopped"}))
+    (kept.root / "ready").unlink()
+    kept.start(FOREVER, outcome=str(kept.root / "outcome.json"))
+    kept.written("ready")
+    assert kept.state.state == "running"
+    node.stop(HOST, kept.folder.as_posix(), 20)
 
 
 def test_after_a_reboot_the_state_is_lost(kept: Kept) -> None:
