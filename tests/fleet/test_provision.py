@@ -93,6 +93,7 @@ def test_a_changed_file_is_a_new_folder_and_the_old_one_stays(package: Path, tmp
     assert (Path(old.supervisor).read_text(), Path(new.supervisor).read_text()) == ("print('hi')", "print('new')")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("light")
 def test_a_damaged_folder_is_put_aside_and_made_anew(package: Path, tmp_path: Path) -> None:
     bundle = make_bundle(package)
@@ -124,6 +125,7 @@ def test_a_bundle_damaged_on_the_way_is_refused_and_leaves_nothing(package: Path
     assert [path for path in (tmp_path / "a work" / "code").iterdir() if path.is_dir()] == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("light")
 def test_launches_at_once_do_not_disturb_each_other(package: Path, tmp_path: Path) -> None:
     bundle = make_bundle(package)
@@ -179,6 +181,7 @@ def fake(folder: Path, version: str, torch: str) -> Path:
     return wrapper
 
 
+@pytest.mark.slow
 def test_a_torch_that_is_too_old(package: Path, tmp_path: Path) -> None:
     python = fake(tmp_path / "old", "3.12.1", "2.9.1+cu128")
     with pytest.raises(PreflightError, match=r"torch \(version 2\.9\.1\+cu128 is too old\)"):
