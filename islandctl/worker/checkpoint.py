@@ -309,23 +309,22 @@ def _set_aside(path: Path) -> None:
     path.rename(target)
 
 
-def prune(folder: Path, *, attempt: int, joint_steps: Sequence[int], keep: int) -> list[Path]:
-    """Delete checkpoints that are older than the newest ``keep`` (at least two) joint ones of this attempt.
+def prune(folder: Path, *, joint: Sequence[tuple[int, int]], keep: int) -> list[Path]:
+    """Delete the checkpoints older than the newest ``keep`` (at least two) joint ones.
 
-    Until the attempt has that many of its own, nothing is deleted: the one it began with may still be needed.
+    Until there are that many, nothing is deleted; of abandoned attempts only what is older than all of those.
 
     Args:
-        joint_steps: steps at which, as the ledger says, every cell has a checkpoint of this attempt.
+        joint: (attempt, step) of the joint checkpoints in the run's present history, as the ledger tells them.
 
     Returns:
         The folders deleted.
     """
     keep = max(2, keep)
-    here = {saved.step for saved in listing(folder) if saved.attempt == attempt}
-    kept = sorted(here & set(joint_steps))[-keep:]
-    if len(kept) < keep:
+    if len(joint) < keep:
         return []
-    old = [saved.path for saved in listing(folder) if (saved.attempt, saved.step) < (attempt, kept[0])]
+    oldest = sorted(joint)[-keep]
+    old = [saved.path for saved in listing(folder) if (saved.attempt, saved.step) < oldest]
     for path in old:
         _set_aside(path)  # a half-deleted folder must not look like a checkpoint
         shutil.rmtree(path.with_name(f".damaged-{path.name}"), ignore_errors=True)
