@@ -14,6 +14,7 @@ from islandctl.errors import CheckpointError, ConfigError, DivergenceError, Isla
 log = logging.getLogger(__name__)
 _FINAL = (ConfigError, DivergenceError, CheckpointError)
 _FINAL_CODES = {"halted", "stale", "held_out", "forbidden"}
+"""Refusals of the relay that a repetition would meet again."""
 
 
 class NotFiniteError(RunError):

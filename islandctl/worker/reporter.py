@@ -15,8 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from islandctl.config.job import CellJob
 from islandctl.errors import IslandError, RelayError, UnreachableError
-from islandctl.ledger.entries import Checkpoint, Entry
+from islandctl.ledger.entries import Checkpoint, Entry, Stop
 from islandctl.ledger.joint import Lineage
 from islandctl.relay.messages import Heartbeat
 from islandctl.worker.checkpoint import Saved, prune
@@ -24,7 +25,7 @@ from islandctl.worker.checkpoint import Saved, prune
 log = logging.getLogger(__name__)
 INTERVAL_S = 2.0
 State = Literal["starting", "training", "waiting", "evaluating", "checkpointing", "finished", "stopped", "failed"]
-_VERDICTS = {"held_out", "stale", "forbidden"}
+VERDICTS = {"held_out", "stale", "forbidden"}
 
 
 class Relay(Protocol):
@@ -54,8 +55,11 @@ class Reporter:
     ) -> None:
         self.relay, self.checkpoints, self.keep = relay, checkpoints, keep
         self.verdict: IslandError | None = None
+        """Why the cell must not go on."""
+        self.stop_heard = False
+        """The ledger has a stop entry of this attempt."""
         self._lineage, self._seq = Lineage(num_cells), -1
-        self._own: list[tuple[int, int]] = []
+        self._joint: list[tuple[int, int]] = []
         self._beat = first
         self._lock = threading.Lock()
         self._to_register: deque[tuple[Saved, tuple[int, ...]]] = deque()
@@ -107,31 +111,30 @@ class Reporter:
 
     def _tell(self) -> bool:
         """One round of messages; True when all could be told."""
+        if self.relay is None:
+            self._register_all()
+            return True
         try:
             self._register_all()
-            if self.relay is not None:
-                with self._lock:
-                    beat = self._beat
-                self.relay.heartbeat(beat)
+            self._follow(self.relay)
+            with self._lock:
+                beat = self._beat
+            self.relay.heartbeat(beat)
         except UnreachableError as error:
             if not self._silent:
                 log.warning("the relay does not answer (%s); training goes on", error.message)
             self._silent = True
             return False
         except RelayError as error:
-            if error.code in _VERDICTS:
+            if error.code in VERDICTS:
                 self.verdict = error
-            else:
-                log.warning("the relay refused a heartbeat: %s", error.message)
-        except OSError as error:
-            log.warning("cannot tidy %s: %s", self.checkpoints, error)
+            log.warning("the relay refused a heartbeat: %s", error.message)
         if self._silent:
             log.info("the relay answers again")
         self._silent = False
         return True
 
     def _register_all(self) -> None:
-        done = False
         while self._to_register:
             saved, versions = self._to_register[0]
             if self.relay is not None:
@@ -139,23 +142,28 @@ class Reporter:
                     self.relay.register_checkpoint(saved.step, saved.manifest, versions, saved.attempt)
                 except RelayError as error:
                     log.warning("the relay refused the checkpoint of step %d: %s", saved.step, error.message)
-            self._own.append((saved.attempt, saved.step))
+                self._follow(self.relay)
+            else:
+                self._joint.append((saved.attempt, saved.step))
             self._to_register.popleft()
-            done = True
-        if done:
-            for path in prune(self.checkpoints, joint=self._joint(), keep=self.keep):
-                log.info("removed %s: newer joint checkpoints exist", path.name)
+            try:
+                for path in prune(self.checkpoints, joint=self._joint, keep=self.keep):
+                    log.info("removed %s: newer joint checkpoints exist", path.name)
+            except OSError as error:
+                log.warning("cannot tidy %s: %s", self.checkpoints, error)
 
-    def _joint(self) -> list[tuple[int, int]]:
-        if self.relay is None:
-            return self._own
-        while entries := self.relay.entries(self._seq, 0.0):
+    def _follow(self, relay: Relay) -> None:
+        """Read on in the ledger."""
+        while entries := relay.entries(self._seq, 0.0):
             for entry in entries:
                 self._lineage.add(entry)
+                self.stop_heard |= isinstance(entry, Stop) and entry.attempt == self._beat.attempt
                 self._seq = entry.seq
-        return [(one.attempt, one.step) for one in self._lineage.joint]
+        self._joint = [(one.attempt, one.step) for one in self._lineage.joint]
 
 
 def registered(entries: Sequence[Entry], saved: Saved, cell: int) -> bool:
     """Does the ledger know this checkpoint of ``cell``?"""
-    return any(isinstance(entry, Checkpoint) and entry.cell == cell and entry.manifest == saved.manifest for entry in entries)
+    return any(
+        isinstance(entry, Checkpoint) and entry.cell == cell and entry.manifest == saved.manifest for entry in entries
+    )
