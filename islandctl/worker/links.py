@@ -86,12 +86,14 @@ def _read_all(relay: RelayClient, wishes: Wishes) -> list[Entry]:
         entries.extend(batch)
 
 
-def join(folder: CellFolder, job: CellJob, cell: Cell, ranks: Ranks, relay: RelayClient | None) -> Exchanger:
-    """The exchange of this cell, as the recipe wants it."""
+def join(
+    folder: CellFolder, job: CellJob, cell: Cell, ranks: Ranks, relay: RelayClient | None
+) -> tuple[Exchanger, str]:
+    """The exchange of this cell, as the recipe wants it, and the hash of its fragment map (empty: none)."""
     settings = job.recipe.exchange
     if settings.mode == "none" or relay is None:
-        return Alone(settings.fragments)
-    return Island(
+        return Alone(settings.fragments), ""
+    island = Island(
         cell.parameters,
         settings=settings,
         steps=job.recipe.training.steps,
@@ -105,3 +107,4 @@ def join(folder: CellFolder, job: CellJob, cell: Cell, ranks: Ranks, relay: Rela
         group=ranks.group,
         journal=FileJournal(Path(folder.journal)),
     )
+    return island, island.map.map_hash

@@ -20,7 +20,7 @@ from islandctl.worker import tensors as disk
 from islandctl.worker.cell import Cell
 from islandctl.worker.checkpoint import TrainingState
 from islandctl.worker.data import read_text
-from islandctl.worker.links import connect, join, map_hash, read_ledger
+from islandctl.worker.links import connect, join, read_ledger
 from islandctl.worker.metrics import Metrics
 from islandctl.worker.outcome import Outcome, write_outcome
 from islandctl.worker.parallel import Ranks
@@ -44,6 +44,9 @@ class Worker:
         self.tokens = 0
         """Trained by this cell."""
         self.bits_per_byte: list[tuple[int, float]] = []
+        """(step, value) of every evaluation."""
+        self.rounds: dict[str, int] = {}
+        """Counts of rounds, as last told."""
 
     def run(self) -> Outcome:
         """Train to the end or to a stop.
@@ -65,7 +68,7 @@ class Worker:
             checkpoints=self.checkpoint_folder,
             keep=self.recipe.checkpoint.keep,
         )
-        self.island = join(self.folder, self.job, self.cell, self.ranks, self.relay)
+        self.island, self.map_hash = join(self.folder, self.job, self.cell, self.ranks, self.relay)
         self.restore()
         if not self.bits_per_byte:
             self.evaluate()
@@ -130,6 +133,7 @@ class Worker:
             log.info("continuing from %s", saved.path.name)
         with self.reporter.doing("waiting"):
             self.step = self.island.resume()
+        self.rounds = {key: value for key, value in self.island.metrics().items() if key.startswith("rounds_")}
         self.reporter.update(step=self.step, tokens=self.tokens, bits_per_byte=tuple(self.bits_per_byte[-60:]))
         self.note("start", checkpoint=saved.path.name if saved else "", num_ranks=self.ranks.size)
 
@@ -137,7 +141,7 @@ class Worker:
         """Bits per byte on the held-out text."""
         with self.reporter.doing("evaluating"):
             value = self.cell.evaluate()
-        self.bits_per_byte.append((self.step, value))
+        self.bits_per_byte = [each for each in self.bits_per_byte if each[0] != self.step] + [(self.step, value)]
         self.note("eval", bits_per_byte=value)
         self.reporter.update(bits_per_byte=tuple(self.bits_per_byte[-60:]))
         log.info("step %d: %.4f bits per byte", self.step, value)
@@ -169,7 +173,7 @@ class Worker:
         state = TrainingState(
             run=self.job.run,
             config_hash=self.job.config_hash,
-            map_hash=map_hash(self.island),
+            map_hash=self.map_hash,
             cell=self.job.cell,
             num_ranks=self.ranks.size,
             attempt=self.job.attempt,
@@ -180,8 +184,9 @@ class Worker:
             held_out_hash=self.held_out_hash,
             bits_per_byte=tuple(self.bits_per_byte),
         )
-        island = {f"island/{key}": tensor for key, tensor in self.island.state_dict().items()}
-        own = {f"rank-{self.ranks.rank}/{key}": tensor for key, tensor in (self.cell.random_states() | island).items()}
+        own = self.cell.random_states()
+        own |= {f"island/{key}": tensor for key, tensor in self.island.state_dict().items()}
+        own = {f"rank-{self.ranks.rank}/{key}": tensor for key, tensor in own.items()}
         try:
             with self.reporter.doing("checkpointing"):
                 saved = checkpoints.write(self.checkpoint_folder, state, self.cell.tensors() | own, self.ranks)
@@ -201,18 +206,20 @@ class Worker:
             self.metrics.write(kind, self.step, **values)
 
     def note_exchange(self) -> None:
-        """Tell the counts of rounds when they have changed."""
-        counts = dict(self.island.metrics())
-        if counts and counts != getattr(self, "_counts", None):
-            self._counts = counts
-            self.note("exchange", **counts)
-            self.reporter.update(**{f"rounds_{key}": counts[key] for key in ("applied", "skipped", "late")})
+        """Tell of the rounds when one more is resolved."""
+        told = self.island.metrics()
+        counts = {key: value for key, value in told.items() if key.startswith("rounds_")}
+        if counts != self.rounds:
+            self.rounds = counts
+            self.note("exchange", **told, versions=self.island.versions())
+            self.reporter.update(**counts)
 
     def close(self, outcome: Outcome) -> None:
         """Say farewell to relay and ranks."""
         self.note("end", outcome=outcome.outcome, reason=outcome.reason)
         if hasattr(self, "reporter"):
-            self.reporter.update(state=outcome.outcome, message="" if outcome.outcome == "finished" else outcome.reason)
+            message = "" if outcome.outcome == "finished" else outcome.reason
+            self.reporter.update(state=outcome.outcome, message=message)
             if not self.reporter.close(wait_s=FAREWELL_S if outcome.outcome != "failed" else 5.0):
                 log.warning("the relay has not heard of the end; it will when the cell is started again")
         if hasattr(self, "island"):

@@ -79,8 +79,10 @@ class Reporter:
         """The cell is in ``state`` inside the block, and back in the one before after it."""
         before = self._beat.state
         self.update(state=state)
-        yield
-        self.update(state=before)
+        try:
+            yield
+        finally:
+            self.update(state=before)
 
     def register(self, saved: Saved, versions: Sequence[int]) -> None:
         """Tell the relay of a whole checkpoint, as soon as it can be reached."""
@@ -165,5 +167,19 @@ class Reporter:
 def registered(entries: Sequence[Entry], saved: Saved, cell: int) -> bool:
     """Does the ledger know this checkpoint of ``cell``?"""
     return any(
-        isinstance(entry, Checkpoint) and entry.cell == cell and entry.manifest == saved.manifest for entry in entries
+        isinstance(entry, Checkpoint) and (entry.cell, entry.manifest) == (cell, saved.manifest) for entry in entries
+    )
+
+
+def first_heartbeat(job: CellJob, held_out_hash: str) -> Heartbeat:
+    """The sign of life of a cell that has not trained yet."""
+    return Heartbeat(
+        attempt=job.attempt,
+        cell=job.cell,
+        state="starting",
+        step=0,
+        steps=job.recipe.training.steps,
+        tokens=0,
+        tokens_per_s=0.0,
+        held_out_hash=held_out_hash,
     )
