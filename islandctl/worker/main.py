@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections import deque
+from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -14,13 +15,15 @@ from pydantic import ValidationError
 
 from islandctl.config.job import CellJob
 from islandctl.config.paths import CellFolder
-from islandctl.errors import CheckpointError, ConfigError, IslandError
+from islandctl.errors import CheckpointError, ConfigError, IslandError, RelayError
+from islandctl.ledger.entries import Halt
+from islandctl.relay.client import RelayClient
 from islandctl.worker import checkpoint as checkpoints
 from islandctl.worker import tensors as disk
 from islandctl.worker.cell import Cell
 from islandctl.worker.checkpoint import TrainingState
 from islandctl.worker.data import read_text
-from islandctl.worker.links import connect, join, read_ledger
+from islandctl.worker.links import connect, join, read_all, read_ledger
 from islandctl.worker.metrics import Metrics
 from islandctl.worker.outcome import Outcome, write_outcome
 from islandctl.worker.parallel import Ranks
@@ -47,6 +50,10 @@ class Worker:
         """(step, value) of every evaluation."""
         self.rounds: dict[str, int] = {}
         """Counts of rounds, as last told."""
+        self.relay: RelayClient | None = None
+        self.metrics: Metrics | None = None
+        self.closing = ExitStack()
+        """What is open, to be closed in reverse."""
 
     def run(self) -> Outcome:
         """Train to the end or to a stop.
@@ -56,11 +63,14 @@ class Worker:
         """
         training, evaluation, every = self.recipe.training, self.recipe.evaluation, self.recipe.checkpoint.every
         self.ranks = Ranks.start(self.job.num_ranks)
+        self.closing.push(self.leave_ranks)
         text = read_text(self.recipe.data, sequence=training.sequence)
         self.held_out_hash = text.held_out_hash
         self.cell = Cell(self.job, self.ranks, text)
-        self.relay = connect(self.folder, self.recipe.exchange.mode)
-        self.metrics = Metrics(Path(self.folder.metrics), self.job.attempt) if self.ranks.leads else None
+        if relay := connect(self.folder, self.recipe.exchange.mode):
+            self.relay = self.closing.enter_context(relay)
+        if self.ranks.leads:
+            self.metrics = Metrics(Path(self.folder.metrics), self.job.attempt)
         self.reporter = Reporter(
             self.relay if self.ranks.leads else None,
             first_heartbeat(self.job, text.held_out_hash),
@@ -68,7 +78,9 @@ class Worker:
             checkpoints=self.checkpoint_folder,
             keep=self.recipe.checkpoint.keep,
         )
+        self.closing.push(self.farewell)
         self.island, self.map_hash = join(self.folder, self.job, self.cell, self.ranks, self.relay)
+        self.closing.callback(self.island.close)
         self.restore()
         if not self.bits_per_byte:
             self.evaluate()
@@ -150,7 +162,7 @@ class Worker:
         """Why to stop now (empty: go on), and whether a checkpoint is asked for: the same at every rank.
 
         Raises:
-            IslandError: the relay's verdict that this cell must not go on.
+            RelayError: the relay's verdict that this cell must not go on.
         """
         verdict = self.reporter.verdict
         stop_at = self.island.should_stop_at()
@@ -163,7 +175,8 @@ class Worker:
         ]
         judged, stop, alone_stop, signalled, save = self.ranks.agree([int(flag) for flag in flags])
         if judged:
-            raise verdict or IslandError("the relay refuses this cell; rank 0 says why")
+            message, code, hint = self.ranks.tell((verdict.message, verdict.code, verdict.hint) if verdict else None)
+            raise RelayError(message, code=code, hint=hint)
         reason = "stopped on request" if stop or alone_stop else "stopped by a signal" if signalled else ""
         return reason, bool(save)
 
@@ -214,16 +227,31 @@ class Worker:
             self.note("exchange", **told, versions=self.island.versions())
             self.reporter.update(**counts)
 
+    def halted(self) -> bool:
+        """Whether the ledger says that this attempt must not go on. False where the relay does not answer."""
+        try:
+            entries = read_all(self.relay) if self.relay else []
+        except IslandError:
+            return False
+        return any(isinstance(entry, Halt) and entry.attempt == self.job.attempt for entry in entries)
+
     def close(self, outcome: Outcome) -> None:
-        """Say farewell to relay and ranks."""
+        """End the background work and tell the relay how it ended."""
+        self.outcome = outcome
         self.note("end", outcome=outcome.outcome, reason=outcome.reason)
-        if hasattr(self, "reporter"):
-            message = "" if outcome.outcome == "finished" else outcome.reason
-            self.reporter.update(state=outcome.outcome, message=message)
-            if not self.reporter.close(wait_s=FAREWELL_S if outcome.outcome != "failed" else 5.0):
-                log.warning("the relay has not heard of the end; it will when the cell is started again")
-        if hasattr(self, "island"):
-            self.island.close()
+        self.closing.close()
+
+    def farewell(self, *_: object) -> None:
+        """The last heartbeat, and checkpoints that the relay has not heard of."""
+        good = self.outcome.outcome != "failed"
+        self.reporter.update(state=self.outcome.outcome, message=self.outcome.reason)
+        if not self.reporter.close(wait_s=FAREWELL_S if good else 5.0):
+            log.warning("the relay has not heard of the end; what it must know lies in %s", self.folder.root)
+
+    def leave_ranks(self, *_: object) -> None:
+        """After a failure the other ranks may never come, and waiting for them would hang."""
+        if self.outcome.outcome != "failed":
+            self.ranks.close()
 
 
 class Clock:
@@ -297,12 +325,12 @@ def main(argv: list[str]) -> int:
     except Exception as error:
         log.exception("rank %d ends: %s", rank, error)
         outcome = Outcome.of(error, step=worker.step if worker else 0, rank=rank)
+        if outcome.retry and worker and worker.halted():
+            outcome = outcome.model_copy(update={"retry": False})
         code = error.exit_code if isinstance(error, IslandError) else 1
     if rank == 0 or code:
         write_outcome(Path(folder.outcome), outcome)
     log.info("%s: %s", outcome.outcome, outcome.reason)
     if worker is not None:
         worker.close(outcome)
-    if worker is not None and not code:
-        worker.ranks.close()
     return code

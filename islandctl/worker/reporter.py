@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from islandctl.config.job import CellJob
-from islandctl.errors import IslandError, RelayError, UnreachableError
+from islandctl.errors import RelayError, UnreachableError
 from islandctl.ledger.entries import Checkpoint, Entry, Stop
 from islandctl.ledger.joint import Lineage
 from islandctl.relay.messages import Heartbeat
 from islandctl.worker.checkpoint import Saved, prune
+from islandctl.worker.outcome import FINAL_CODES
 
 log = logging.getLogger(__name__)
 INTERVAL_S = 2.0
 State = Literal["starting", "training", "waiting", "evaluating", "checkpointing", "finished", "stopped", "failed"]
-VERDICTS = {"held_out", "stale", "forbidden"}
 
 
 class Relay(Protocol):
@@ -54,7 +54,7 @@ class Reporter:
         self, relay: Relay | None, first: Heartbeat, *, num_cells: int, checkpoints: Path, keep: int
     ) -> None:
         self.relay, self.checkpoints, self.keep = relay, checkpoints, keep
-        self.verdict: IslandError | None = None
+        self.verdict: RelayError | None = None
         """Why the cell must not go on."""
         self.stop_heard = False
         """The ledger has a stop entry of this attempt."""
@@ -128,7 +128,7 @@ class Reporter:
             self._silent = True
             return False
         except RelayError as error:
-            if error.code in VERDICTS:
+            if error.code in FINAL_CODES - {"halted"}:
                 self.verdict = error
             log.warning("the relay refused a heartbeat: %s", error.message)
         if self._silent:
