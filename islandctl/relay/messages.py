@@ -7,6 +7,9 @@ from typing import Literal
 from pydantic import Field
 
 from islandctl.config.model import Model
+from islandctl.ledger.joint import JointCheckpoint
+
+__all__ = ["CellStatus", "Heartbeat", "JointCheckpoint", "RelayStatus"]
 
 
 class Heartbeat(Model):
@@ -50,16 +53,6 @@ class CellStatus(Model):
     packets: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
-
-
-class JointCheckpoint(Model):
-    """A step at which every cell has registered a checkpoint with equal versions."""
-
-    attempt: int
-    step: int
-    manifests: tuple[str, ...]
-    """In cell order."""
-    versions: tuple[int, ...]
 
 
 class RelayStatus(Model):
