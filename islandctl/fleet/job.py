@@ -28,6 +28,8 @@ class SupervisorJob(Model):
     argv: tuple[str, ...]
     cwd: str
     env: dict[str, str]
+    env_files: tuple[str, ...] = ()
+    """Files (0600) that hold one JSON object of further variables: secrets travel so, never in ``env``."""
     setup: tuple[str, ...] = ()
     """POSIX sh lines run before the command, in the same shell."""
     outcome: str | None = None

@@ -1,0 +1,55 @@
+"""This machine as a host: the same programs as over SSH, started directly."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from islandctl.errors import PreflightError
+from islandctl.fleet import wire
+from islandctl.fleet.host import Completed
+
+
+class LocalHost:
+    """The machine that islandctl itself runs on. ``python3`` means the controller's own interpreter."""
+
+    def __init__(self, label: str = "this machine") -> None:
+        self.label = label
+
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Completed:
+        """Run one command; see ``Host.run``."""
+        source, args = wire.run_args(argv, timeout_s)
+        value = self.python(source, args, timeout_s=timeout_s + 5, payload=stdin)
+        return wire.completed(self.label, argv, timeout_s, value)
+
+    def python(
+        self,
+        source: str,
+        args: Mapping[str, Any],
+        *,
+        timeout_s: float,
+        payload: bytes = b"",
+        interpreter: str = "python3",
+    ) -> Any:
+        """Run a Python program; see ``Host.python``."""
+        call = wire.call(source, args, payload, timeout_s)
+        python = sys.executable if interpreter == "python3" else os.path.expanduser(interpreter)
+        try:
+            done = subprocess.run(
+                [python, "-I", "-c", wire.BOOT], input=call.stdin, capture_output=True, timeout=timeout_s, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise wire.late(self.label, "a command", timeout_s) from error
+        except OSError as error:
+            raise PreflightError(
+                f"{self.label}: cannot run {python}: {error.strerror}",
+                hint="set environment.python in the site profile to an interpreter that exists",
+            ) from error
+        code = done.returncode if done.returncode >= 0 else None
+        return wire.result(self.label, call, Completed(code, done.stdout, done.stderr))
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,156 @@
+"""A host over SSH, on top of one connection that is opened at the first use and again after a loss."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from islandctl.errors import PreflightError
+from islandctl.fleet import wire
+from islandctl.fleet.host import Completed
+from islandctl.fleet.hostkeys import HostKeys
+from islandctl.fleet.openssh import Hop
+from islandctl.fleet.ssh import Link, login
+
+_NO_PYTHON = re.compile(rb"not found|no such file|unknown command|permission denied", re.IGNORECASE)
+_PATH_COMMAND = """/bin/sh -c 'echo "PATH there: $PATH"'"""
+
+
+class Bastions:
+    """Connections to jump hosts, shared by all hosts behind them: one handshake a bastion, not one a host."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._locks: dict[tuple[str, ...], threading.Lock] = {}
+        self._links: dict[tuple[str, ...], Link] = {}
+
+    def link(self, way: Sequence[Hop], open_link: Callable[[], Link]) -> Link:
+        """The live connection along ``way``, opened when there is none."""
+        key = tuple(hop.endpoint for hop in way)
+        with self._lock:
+            lock = self._locks.setdefault(key, threading.Lock())
+        with lock:
+            link = self._links.get(key)
+            if link is None or not link.alive:
+                link = self._links[key] = open_link()
+            return link
+
+    def close(self) -> None:
+        """End all of them, the farthest first."""
+        with self._lock:
+            for key in sorted(self._links, key=len, reverse=True):
+                self._links[key].close()
+            self._links.clear()
+
+
+class SshHost:
+    """One machine reached over SSH; see ``Host``.
+
+    Args:
+        label: ``site/host``.
+        way: the servers on the way, the host last (``openssh.resolve``).
+        host_keys: which host keys are believed.
+        bastions: shared connections to jump hosts; left out: this host's own.
+        python: the interpreter on the host, a name or a path (``~`` is the host's home).
+    """
+
+    def __init__(
+        self,
+        label: str,
+        way: Sequence[Hop],
+        host_keys: HostKeys,
+        *,
+        bastions: Bastions | None = None,
+        python: str = "python3",
+    ) -> None:
+        self.label = label
+        self._way = tuple(way)
+        self._host_keys = host_keys
+        self._bastions = bastions or Bastions()
+        self._owns_bastions = bastions is None
+        self._python = python
+        self._lock = threading.Lock()
+        self._link: Link | None = None
+
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Completed:
+        """Run one command; see ``Host.run``. A command killed on the host by signal N has code 128 + N."""
+        source, args = wire.run_args(argv, timeout_s)
+        value = self.python(source, args, timeout_s=timeout_s + 10, payload=stdin)
+        return wire.completed(self.label, argv, timeout_s, value)
+
+    def python(
+        self,
+        source: str,
+        args: Mapping[str, Any],
+        *,
+        timeout_s: float,
+        payload: bytes = b"",
+        interpreter: str = "python3",
+    ) -> Any:
+        """Run a Python program; see ``Host.python``."""
+        call = wire.call(source, args, payload, timeout_s)
+        python = self._python if interpreter == "python3" else interpreter
+        done = self._shell(f'exec {shell_word(python)} -I -c "{wire.BOOT}"', call.stdin, timeout_s)
+        if wire.answer(call, done.stdout) is None and _NO_PYTHON.search(done.stderr + done.stdout):
+            self._no_python(python)
+        return wire.result(self.label, call, done)
+
+    def connect(self) -> None:
+        """Log in now, so that trouble shows before anything else is done.
+
+        Raises:
+            HostKeyError, PreflightError, UnreachableError: name site, host, hop and cause.
+        """
+        self._connected()
+
+    def close(self) -> None:
+        """Give the connection back."""
+        with self._lock:
+            if self._link is not None:
+                self._link.close()
+                self._link = None
+        if self._owns_bastions:
+            self._bastions.close()
+
+    def _shell(self, command: str, stdin: bytes, timeout_s: float) -> Completed:
+        try:
+            return self._connected().run(command, stdin, timeout_s)
+        except TimeoutError as error:
+            raise wire.late(self.label, "a command", timeout_s) from error
+
+    def _no_python(self, python: str) -> None:
+        said = self._shell(_PATH_COMMAND, b"", 20.0).stdout
+        seen = re.search(rb"PATH there: .*", said)
+        raise PreflightError(
+            f"no {python} on {self.label} ({seen[0].decode(errors='replace').strip() if seen else 'PATH unknown'})",
+            hint="install Python 3.8 or newer there, or give an absolute path as environment.python in the profile",
+        )
+
+    def _connected(self) -> Link:
+        with self._lock:
+            if self._link is None or not self._link.alive:
+                self._link = self._open(self._way)
+            return self._link
+
+    def _open(self, way: tuple[Hop, ...]) -> Link:
+        """Log in to the last server of ``way``, through the ones before it."""
+        before, hop = way[:-1], way[-1]
+        below = self._bastions.link(before, lambda: self._open(before)) if before else None
+        label = self.label if way == self._way else f"{self.label}: jump host {hop.alias}"
+        return login(label, hop, self._host_keys, below)
+
+
+def shell_word(path: str) -> str:
+    """A path for the command line of any login shell; ``~/`` stays the host's home.
+
+    Raises:
+        PreflightError: it holds characters that shells treat differently.
+    """
+    home, rest = ("~/", path[2:]) if path.startswith("~/") else ("", path)
+    if re.fullmatch(r"[A-Za-z0-9_./+@%,:=-]+", rest):
+        return home + rest
+    if re.search(r"['!\\\n\r\0]", rest):
+        raise PreflightError(f"interpreter path {path!r} holds a quote, '!', backslash or newline", hint="rename it")
+    return f"{home}'{rest}'"

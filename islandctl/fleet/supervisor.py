@@ -1,0 +1,508 @@
+"""The supervisor: keeps one child alive on a node, outlives the SSH link, and tells how it ended by files.
+
+One file, standard library only, Python 3.8 or newer, Linux. It is copied to the node and run there:
+
+    python supervisor.py start FOLDER    begin in the background; returns at once; refused while one lives
+    python supervisor.py keep FOLDER     the loop itself (what ``start`` begins)
+
+The files in FOLDER are described in docs/architecture.md. The functions ``states``, ``leftovers`` and ``end_marked``
+are also sent to a node as they are (see ``node.py``), so that there is one authority on what runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+POLL_S = 0.2
+"""How soon a child's end or the stop switch is seen."""
+BEAT_S = 2.0
+"""How often state.json is written anew while nothing changes."""
+START_TIMEOUT_S = 10.0
+CRASH_GRACE_S = 10.0
+MARK, JOB = "ISLANDCTL_RUN", "ISLANDCTL_JOB"
+LIVE = ("starting", "running", "backoff", "stopping")
+
+
+# Processes ------------------------------------------------------------------------------------------------------
+
+
+def boot_id() -> str:
+    """Changes at every boot of the machine."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Fields of /proc/PID/stat after the name (index 0 is the state), or None if there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+def birth(pid: int) -> int | None:
+    """When the process began, in clock ticks since boot; with the pid it names one process for good.
+
+    None if there is none, or only a zombie.
+    """
+    fields = _stat(pid)
+    return None if fields is None or fields[0] in "ZX" else int(fields[19])
+
+
+def _environ(pid: int) -> dict[str, str]:
+    """The environment that the process began with; empty for other users' processes."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            pairs = file.read().split(b"\0")
+    except OSError:
+        return {}
+    return {os.fsdecode(key): os.fsdecode(value) for key, _, value in (pair.partition(b"=") for pair in pairs)}
+
+
+def _own_line() -> list[int]:
+    """This process and its ancestors: never to be ended by itself."""
+    pid, line = os.getpid(), []
+    while pid > 1:
+        line.append(pid)
+        fields = _stat(pid)
+        pid = int(fields[1]) if fields else 0
+    return line
+
+
+def marked(mark: str, job: str | None = None) -> Iterator[tuple[int, int, dict[str, str]]]:
+    """Processes of the run ``mark`` (and of one job of it), whatever their session: (pid, birth, environment)."""
+    own = _own_line()
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) in own:
+            continue
+        born = birth(int(name))
+        environ = _environ(int(name))
+        if born is not None and environ.get(MARK) == mark and (job is None or environ.get(JOB) == job):
+            yield int(name), born, environ
+
+
+def leftovers(mark: str) -> list[dict[str, Any]]:
+    """Every process of the run on this machine: pid, command, job."""
+    found = []
+    for pid, _, environ in marked(mark):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                command = os.fsdecode(file.read().replace(b"\0", b" ")).strip()
+        except OSError:
+            continue
+        found.append({"pid": pid, "command": command[:400], "job": environ.get(JOB, "")})
+    return found
+
+
+def _kill(pid: int, born: int, number: int) -> None:
+    """Signal exactly the process that was seen: a pid that has been given to another process is left alone."""
+    if birth(pid) == born:
+        with contextlib.suppress(OSError):
+            os.kill(pid, number)
+
+
+def end_marked(mark: str, job: str | None, timeout_s: float, spare: tuple[int, ...] = ()) -> list[int]:
+    """TERM every process of the job, wait, KILL what remains. Returns pids that would not die."""
+    deadline = time.monotonic() + timeout_s
+    warned = set()
+    while True:
+        alive = [(pid, born) for pid, born, _ in marked(mark, job) if pid not in spare]
+        if not alive:
+            return []
+        late = time.monotonic() > deadline
+        for pid, born in alive:
+            if late or (pid, born) not in warned:
+                _kill(pid, born, signal.SIGKILL if late else signal.SIGTERM)
+                warned.add((pid, born))
+        if time.monotonic() > deadline + 10:
+            return [pid for pid, _ in alive]
+        time.sleep(0.05)
+
+
+# Files ----------------------------------------------------------------------------------------------------------
+
+
+def read_json(path: str) -> dict[str, Any] | None:
+    """The object in a file; None if there is no such file or it holds none."""
+    try:
+        with open(path) as file:
+            value = json.load(file)
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def write_json(path: str, value: dict[str, Any], durable: bool = False) -> None:
+    """Replace the file in one step; ``durable``: it also survives a power cut."""
+    aside = f"{path}.{os.getpid()}.tmp"
+    with open(aside, "w") as file:
+        json.dump(value, file, indent=1)
+        file.write("\n")
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+    os.replace(aside, path)
+
+
+def _signature(path: str | None) -> list[int] | None:
+    """Tells one writing of a file from another, without trusting anybody's clock."""
+    try:
+        found = os.stat(path or "")
+    except OSError:
+        return None
+    return [found.st_ino, found.st_size, found.st_mtime_ns]
+
+
+def _size(path: str | None) -> int:
+    try:
+        return os.path.getsize(path or "")
+    except OSError:
+        return 0
+
+
+def utc() -> str:
+    """Now, as text."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def lives(state: dict[str, Any] | None) -> bool:
+    """Does the supervisor that wrote this state still run?"""
+    return bool(
+        state
+        and state.get("boot_id") == boot_id()
+        and birth(state["supervisor_pid"]) is not None
+        and birth(state["supervisor_pid"]) == state.get("supervisor_birth")
+    )
+
+
+def states(folders: list[str]) -> list[dict[str, Any]]:
+    """What the supervisors of these folders do; the keys are those of ``SupervisorState``."""
+    answers: list[dict[str, Any]] = []
+    for folder in folders:
+        state = read_json(os.path.join(folder, "state.json"))
+        if state is None:
+            answers.append({"state": "absent"})
+            continue
+        answer: dict[str, Any] = {
+            key: state.get(key) for key in ("state", "restarts", "child_pid", "supervisor_pid", "since")
+        }
+        answer["beat_age_s"] = max(0.0, time.time() - state.get("beat", 0.0))
+        if state["state"] in LIVE and not lives(state):
+            # Read again: it may have ended, in good order, between the two looks.
+            state = read_json(os.path.join(folder, "state.json")) or state
+            answer["state"] = state["state"] if state["state"] == "ended" else "lost"
+            rebooted = state.get("boot_id") != boot_id()
+            answer["reason"] = "the node was rebooted" if rebooted else "the supervisor was killed"
+        ended = read_json(os.path.join(folder, "exit.json")) if answer["state"] == "ended" else None
+        if ended:
+            answer.update({key: ended.get(key) for key in ("outcome", "code", "signal", "reason", "restarts")})
+        answers.append(answer)
+    return answers
+
+
+# The loop -------------------------------------------------------------------------------------------------------
+
+
+class Supervisor:
+    """Keeps the child of one folder. ``run`` returns when nothing of the job is left."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = os.path.abspath(folder)
+        job = read_json(self._path("job.json"))
+        if job is None:
+            raise SystemExit(f"{self._path('job.json')} is missing or is not a JSON object")
+        self.job = job
+        self.restart = {"limit": 10, "backoff_s": 2.0, "backoff_limit_s": 60.0}
+        self.restart.update(job.get("restart") or {})
+        self.restarts = 0
+        self.failures = 0
+        """Restarts since the child last made progress."""
+        self.asked = ""
+        """Why we were told to stop; empty while we were not."""
+        self.child: subprocess.Popen[bytes] | None = None
+        self.state: dict[str, Any] = {}
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.folder, name)
+
+    def _log(self, text: str) -> None:
+        sys.stderr.write(f"{utc()} {self.job['name']}: {text}\n")
+        sys.stderr.flush()
+
+    def _tell(self, state: str, **more: Any) -> None:
+        if state != self.state.get("state"):
+            self.state["since"] = utc()
+        self.state.update(
+            state=state,
+            supervisor_pid=os.getpid(),
+            supervisor_birth=birth(os.getpid()),
+            boot_id=boot_id(),
+            restarts=self.restarts,
+            beat=time.time(),
+            **more,
+        )
+        try:
+            write_json(self._path("state.json"), self.state)
+        except OSError as error:  # a full disk must not end the training that we keep
+            self._log(f"state.json not written: {error}")
+
+    def _beat(self) -> None:
+        if time.time() - self.state["beat"] > BEAT_S or time.time() < self.state["beat"]:
+            self._tell(self.state["state"])
+
+    def _stop_asked(self) -> bool:
+        if not self.asked and os.path.exists(self._path("stop")):
+            self.asked = "asked to stop"
+        return bool(self.asked)
+
+    def _on_signal(self, number: int, _: Any) -> None:
+        self.asked = f"the supervisor got {signal.Signals(number).name}"
+
+    def run(self, held: dict[str, Any] | None) -> None:
+        """Keep the child until it is done, is stopped, or fails for good. ``held``: state of a lost predecessor."""
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        self._tell("starting", child_pid=None)
+        if held is not None:
+            self.restarts = held.get("restarts", 0)
+            self._log(f"taking over from supervisor {held.get('supervisor_pid')}, which was lost")
+        self._end_rest()
+        before = held.get("outcome_before") if held is not None else _signature(self.job.get("outcome"))
+        verdict = self._told(before)
+        while verdict is None:
+            if self._stop_asked():
+                verdict = {"outcome": "stopped", "reason": self.asked}
+                break
+            before, progress = _signature(self.job.get("outcome")), _size(self.job.get("progress"))
+            code = self._child(before)
+            if _size(self.job.get("progress")) > progress:
+                self.failures = 0
+            verdict = self._verdict(code, self._told(before))
+            if verdict is None:
+                self.restarts += 1
+                self.failures += 1
+                self._pause(code)
+        left = self._end_rest()
+        if left:
+            verdict["reason"] = f"{verdict.get('reason', '')}; processes that would not end: {left}"
+        self._log(f"{verdict['outcome']}: {verdict.get('reason') or 'done'}")
+        verdict.update(restarts=self.restarts, at=utc())
+        write_json(
+            self._path("exit.json"), dict({"code": None, "signal": None, "reason": ""}, **verdict), durable=True
+        )
+        self._tell("ended", child_pid=None)
+
+    def _child(self, before: list[int] | None) -> int:
+        """One life of the child, until its whole group is gone. Returns its code, negative for a signal."""
+        try:
+            self.child = self._spawn()
+        except (OSError, ValueError) as error:
+            self._log(f"cannot start: {error}")
+            self._note(f"islandctl: cannot start {self.job['argv'][0]}: {error}")
+            return 127
+        pid = self.child.pid
+        self._log(f"started pid {pid}")
+        self._tell("running", child_pid=pid, child_birth=birth(pid), outcome_before=before)
+        # WNOWAIT: the child stays a zombie until its group is gone, so its number cannot be given to anybody else.
+        while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+            if self._stop_asked():
+                self._tell("stopping")
+                break
+            self._beat()
+            time.sleep(POLL_S)
+        self._end_group(pid)
+        code = self.child.wait()
+        self.child = None
+        self._end_rest()
+        self._log(f"pid {pid}: {ending(code)}")
+        return code
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        job = self.job
+        env = dict(os.environ)
+        env.update(job.get("env") or {})
+        for path in job.get("env_files") or ():
+            secrets = read_json(path)
+            if secrets is None:
+                raise ValueError(f"{path} is missing or is not a JSON object")
+            env.update(secrets)
+        env.update({MARK: job["mark"], JOB: job["name"]})
+        argv = list(job["argv"])
+        if job.get("setup"):
+            argv = ["/bin/sh", "-c", "\n".join(job["setup"]) + '\nexec "$@"', "sh", *argv]
+        with open(self._node_log(), "ab") as log:
+            return subprocess.Popen(
+                argv,
+                cwd=job["cwd"],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _node_log(self) -> str:
+        return self._path(f"logs/{self.job['name'].rpartition('/')[2]}.log")
+
+    def _note(self, line: str) -> None:
+        with contextlib.suppress(OSError), open(self._node_log(), "a") as log:
+            log.write(line + "\n")
+
+    def _end_group(self, pid: int) -> None:
+        """TERM the child's group, wait, KILL. The child is not reaped yet, so the number is still ours."""
+        deadline = time.monotonic() + self._grace_s()
+        number: int | None = signal.SIGTERM
+        while self._group_lives(pid):
+            if number is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, number)
+                number = None
+            if time.monotonic() > deadline:
+                number, deadline = signal.SIGKILL, time.monotonic() + 5.0
+            self._beat()
+            time.sleep(0.05)
+
+    def _grace_s(self) -> float:
+        """Between TERM and KILL: what the job asks for when it is stopped, less for the rest of a crashed child."""
+        asked = float(self.job.get("stop_timeout_s", 60.0))
+        return asked if self.asked else min(asked, CRASH_GRACE_S)
+
+    @staticmethod
+    def _group_lives(group: int) -> bool:
+        for name in os.listdir("/proc"):
+            fields = _stat(int(name)) if name.isdigit() else None
+            if fields and fields[0] not in "ZX" and int(fields[2]) == group:
+                return True
+        return False
+
+    def _end_rest(self) -> list[int]:
+        """End what carries our name but left the group, or was left by a predecessor."""
+        return end_marked(self.job["mark"], self.job["name"], self._grace_s(), (os.getpid(),))
+
+    def _told(self, before: list[int] | None) -> dict[str, Any] | None:
+        """The child's own last word, if it was said since ``before`` and is final."""
+        path = self.job.get("outcome")
+        told = read_json(path) if path and _signature(path) != before else None
+        if told is None or (told.get("outcome") == "failed" and told.get("retry", True)):
+            return None
+        if told.get("outcome") not in ("finished", "stopped", "failed"):
+            return None
+        return {"outcome": told["outcome"], "reason": told.get("reason") or ""}
+
+    def _verdict(self, code: int, told: dict[str, Any] | None) -> dict[str, Any] | None:
+        """How the job ended; None: start the child again."""
+        how = {"code": code if code >= 0 else None, "signal": -code if code < 0 else None}
+        if told is not None:
+            return dict(told, **how)
+        if self.asked:
+            return dict(how, outcome="stopped", reason=self.asked)
+        if code == 0 and not self.job.get("outcome"):
+            return dict(how, outcome="finished", reason="")
+        if self.failures >= self.restart["limit"]:
+            reason = f"{ending(code)}; {self.failures} restarts without progress"
+            return dict(how, outcome="failed", reason=reason)
+        return None
+
+    def _pause(self, code: int) -> None:
+        pause = min(self.restart["backoff_limit_s"], self.restart["backoff_s"] * 2.0 ** min(self.failures - 1, 30))
+        self._note(f"islandctl: {ending(code)}; restart {self.restarts} in {pause:.1f} s")
+        self._tell("backoff", child_pid=None)
+        end = time.monotonic() + pause
+        while time.monotonic() < end and not self._stop_asked():
+            self._beat()
+            time.sleep(min(POLL_S, max(0.0, end - time.monotonic())))
+
+
+def ending(code: int) -> str:
+    """``killed by SIGKILL`` or ``exit code 3``."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+# Commands -------------------------------------------------------------------------------------------------------
+
+
+def keep(folder: str) -> None:
+    """Take the folder's lock and run the loop."""
+    lock = os.open(os.path.join(folder, "supervisor.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            raise SystemExit(f"another supervisor holds {folder}") from None
+        # Some cluster file systems know no locks: ``start`` has looked at the processes already.
+    state = read_json(os.path.join(folder, "state.json"))
+    lost = state is not None and state.get("state") in LIVE
+    for name in ("exit.json",) if lost else ("exit.json", "stop"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(folder, name))
+    Supervisor(folder).run(state if lost else None)
+
+
+def start(folder: str, python: str) -> dict[str, Any]:
+    """Begin a supervisor in a session of its own; returns once it has taken the folder.
+
+    The answer holds ``started`` and ``supervisor_pid``, or ``reason`` when it was refused.
+    """
+    folder = os.path.abspath(folder)
+    state = read_json(os.path.join(folder, "state.json"))
+    if state is not None and lives(state):
+        return {"started": False, "alive": True, "reason": f"supervisor {state['supervisor_pid']} runs already"}
+    job = read_json(os.path.join(folder, "job.json"))
+    if job is None:
+        return {"started": False, "alive": False, "reason": f"no job.json in {folder}"}
+    os.makedirs(os.path.join(folder, "logs"), exist_ok=True)
+    env = dict(os.environ)
+    env.update({MARK: job["mark"], JOB: job["name"]})
+    with open(os.path.join(folder, "logs", "supervisor.log"), "ab") as log:
+        child = subprocess.Popen(
+            [python, os.path.abspath(__file__), "keep", folder],
+            cwd="/",
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        state = read_json(os.path.join(folder, "state.json"))
+        if state is not None and state.get("supervisor_pid") == child.pid:
+            return {"started": True, "supervisor_pid": child.pid}
+        if child.poll() is not None:
+            break
+        time.sleep(0.02)
+    return {"started": False, "alive": False, "reason": "the supervisor did not come up; see logs/supervisor.log"}
+
+
+def command(arguments: list[str]) -> int:
+    """The command line."""
+    if len(arguments) != 2 or arguments[0] not in ("start", "keep"):
+        sys.stderr.write("usage: supervisor.py start|keep FOLDER\n")
+        return 2
+    if arguments[0] == "keep":
+        keep(arguments[1])
+        return 0
+    answer = start(arguments[1], sys.executable)
+    sys.stdout.write(json.dumps(answer) + "\n")
+    return 0 if answer["started"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(command(sys.argv[1:]))

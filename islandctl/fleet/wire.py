@@ -1,0 +1,151 @@
+"""How a Python program travels to a host and its result comes back, whatever shell and noise lie between.
+
+The command line is fixed and free of anything that sh, csh or fish would touch; program, arguments and payload come
+on stdin; the answer lies between random markers, so that a banner or a ``.bashrc`` that prints is not taken for it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from islandctl.errors import PreflightError, UnreachableError
+from islandctl.fleet.host import Completed
+
+BOOT = "import sys;i=sys.stdin.buffer;exec(i.read(int(i.readline())))"
+"""Holds no character that any login shell changes inside double quotes."""
+
+_STAGE = """
+import json, os, signal, sys
+i = sys.stdin.buffer
+request = json.loads(i.read(int(i.readline())).decode())
+payload = i.read(request["payload_bytes"])
+if len(payload) != request["payload_bytes"]:
+    sys.exit(9)
+signal.alarm(request["alarm_s"])
+answer_fd = os.dup(1)
+os.dup2(2, 1)
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+try:
+    scope = {"__name__": "islandctl_remote"}
+    exec(compile(request["source"], "<islandctl>", "exec"), scope)
+    answer = {"result": scope["main"](request["args"], payload)}
+except BaseException as error:
+    tb, line = error.__traceback__, 0
+    while tb is not None:
+        line = tb.tb_lineno if tb.tb_frame.f_code.co_filename == "<islandctl>" else line
+        tb = tb.tb_next
+    answer = {"error": type(error).__name__, "message": str(error), "line": line,
+              "errno": getattr(error, "errno", None)}
+text = "\\n%s %s\\n" % (request["begin"], json.dumps(answer) + request["end"])
+with os.fdopen(answer_fd, "wb") as out:
+    out.write(text.encode())
+"""
+
+_RUN = """
+import base64, subprocess
+def main(args, payload):
+    try:
+        done = subprocess.run(args["argv"], input=payload, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              timeout=args["timeout_s"], cwd=args.get("cwd"))
+    except subprocess.TimeoutExpired:
+        return {"timeout": True}
+    except OSError as error:
+        return {"code": 127, "out": "", "err": base64.b64encode(str(error).encode()).decode()}
+    code = done.returncode if done.returncode >= 0 else 128 - done.returncode
+    out, err = (base64.b64encode(data).decode() for data in (done.stdout, done.stderr))
+    return {"code": code, "out": out, "err": err}
+"""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One program on its way: what goes to stdin, and the markers of the answer."""
+
+    stdin: bytes
+    begin: str
+    end: str
+
+
+def call(source: str, args: Mapping[str, Any], payload: bytes, timeout_s: float) -> Call:
+    """Pack a program whose ``main(args, payload)`` gives a JSON value.
+
+    The program ends itself a little after ``timeout_s``, also when nobody listens any more.
+    """
+    begin, end = f"<<{secrets.token_hex(8)}", f"{secrets.token_hex(8)}>>"
+    request = json.dumps(
+        {
+            "source": source,
+            "args": dict(args),
+            "payload_bytes": len(payload),
+            "alarm_s": int(timeout_s) + 15,
+            "begin": begin,
+            "end": end,
+        }
+    ).encode()
+    stage = _STAGE.encode()
+    return Call(b"%d\n%b%d\n%b%b" % (len(stage), stage, len(request), request, payload), begin, end)
+
+
+def answer(call: Call, stdout: bytes) -> dict[str, Any] | None:
+    """Find the answer (``{"result": …}`` or ``{"error": …}``) in what came back; None: there is none."""
+    found = re.search(
+        re.escape(call.begin.encode()) + rb" (.*?)" + re.escape(call.end.encode()), stdout, flags=re.DOTALL
+    )
+    if found is None:
+        return None
+    value: dict[str, Any] = json.loads(found[1])
+    return value
+
+
+def result(label: str, call: Call, done: Completed) -> Any:
+    """The program's result.
+
+    Raises:
+        PreflightError: the program raised, there is no Python, or something else kept it from answering.
+        UnreachableError: it ended without an exit code: link lost or killed, state unknown.
+    """
+    value = answer(call, done.stdout)
+    if value is None:
+        if done.code is None:
+            raise UnreachableError(
+                f"{label}: the command ended without a word (link lost, or killed); state unknown",
+                hint="run the command again; training on the node is not affected",
+            )
+        noise = last_line(done.stderr) or last_line(done.stdout) or "no output"
+        raise PreflightError(f"{label}: python gave no answer (exit code {done.code}): {noise}")
+    if "error" in value:
+        where = f" (line {value['line']})" if value["error"] not in ("OSError", "PermissionError") else ""
+        raise PreflightError(f"{label}: {value['error']}: {value['message']}{where}")
+    return value["result"]
+
+
+def run_args(argv: Sequence[str], timeout_s: float) -> tuple[str, dict[str, Any]]:
+    """Program and arguments that run one command on the host."""
+    return _RUN, {"argv": list(argv), "timeout_s": timeout_s}
+
+
+def completed(label: str, argv: Sequence[str], timeout_s: float, value: Mapping[str, Any]) -> Completed:
+    """What the program of ``run_args`` gave back, as ``Completed``."""
+    if value.get("timeout"):
+        raise late(label, argv[0], timeout_s)
+    return Completed(value["code"], base64.b64decode(value["out"]), base64.b64decode(value["err"]))
+
+
+def late(label: str, what: str, timeout_s: float) -> UnreachableError:
+    """The error of a command that did not end in time."""
+    return UnreachableError(
+        f"{label}: {what} gave no answer within {timeout_s:g} s; state unknown",
+        hint="check the node's load and the link, then run the command again",
+    )
+
+
+def last_line(text: bytes) -> str:
+    """The last line that is not empty, for messages."""
+    lines = [line.strip() for line in text.decode(errors="replace").splitlines() if line.strip()]
+    return lines[-1][:300] if lines else ""
