@@ -56,16 +56,20 @@ def _plan(source: Path, sites: list[Path]) -> Plan:
     from islandctl.cli import output
     from islandctl.config.load import load_recipe, load_site
     from islandctl.errors import UsageError
-    from islandctl.planner.make import changed_sources, load_plan, make_plan
+    from islandctl.planner.file import changed_sources, load_plan, looks_like_plan
+    from islandctl.planner.make import make_plan
 
-    if sites:
-        return make_plan(load_recipe(source), [load_site(path) for path in sites])
-    if source.suffix in (".yaml", ".yml"):
+    if looks_like_plan(source):
+        if sites:
+            raise UsageError(f"{source}: a plan holds its sites already", hint="leave --site out")
+        plan = load_plan(source)
+        for path in changed_sources(plan):
+            output.message(f"warning: {path} has changed since the plan was made; the plan's values are used")
+        return plan
+    recipe = load_recipe(source)
+    if not sites:
         raise UsageError(f"{source}: a recipe needs its sites", hint=f"islandctl launch {source} --site PROFILE")
-    plan = load_plan(source)
-    for path in changed_sources(plan):
-        output.message(f"warning: {path} has changed since the plan was made; the plan's values are used")
-    return plan
+    return make_plan(recipe, [load_site(path) for path in sites])
 
 
 def _confirm(plan: Plan, yes: bool) -> None:

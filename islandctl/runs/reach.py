@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Generic, TypeVar
 
 from islandctl.config.paths import RunFolder
 from islandctl.config.site import SiteProfile
 from islandctl.errors import HostKeyError, IslandError, PreflightError, UnreachableError
-from islandctl.fleet.connect import connect, this_machine
+from islandctl.fleet.connect import Fleet, this_machine
 from islandctl.fleet.host import Host
 from islandctl.planner.plan import Plan
 
@@ -22,9 +20,15 @@ R = TypeVar("R")
 Say = Callable[[str], None]
 """Takes one line for the person who waits."""
 
-MAX_HANDSHAKES = 8
-"""Logins at once: sshd starts to refuse at ten (MaxStartups 10:30:100)."""
 MAX_AT_WORK = 64
+_BESIDE = {
+    "name": "relay",
+    "scheduler": "ssh",
+    "gpu": {"type": "cpu", "count": 1, "per_node": 1},
+    "wan": {"up": "1 Gbit/s", "down": "1 Gbit/s", "rtt": "0 s"},
+    "cpu": {"cores": 1, "memory": "1 GiB"},
+}
+"""What a profile must say, for a host of which only the way to it matters."""
 
 
 @dataclass(frozen=True)
@@ -37,16 +41,12 @@ class Verdict(Generic[T, R]):
 
 
 class Reach:
-    """Connections to the hosts of a run. Safe from several threads; close it in the end."""
+    """The hosts of a run by name. Safe from several threads; close it in the end."""
 
     def __init__(self, plan: Plan, run: str, say: Say) -> None:
-        self._sites = {site.name: site for site in plan.sites}
-        self._known_hosts: Path = RunFolder.of(run).known_hosts
-        self._say = say
-        self._hosts: dict[tuple[str, str], Host] = {}
-        self._locks: dict[tuple[str, str], threading.Lock] = {}
-        self._guard = threading.Lock()
-        self._handshakes = threading.Semaphore(MAX_HANDSHAKES)
+        self._plan = plan
+        self._fleet = Fleet(known_hosts=RunFolder.of(run).known_hosts, on_message=say)
+        self._controller = this_machine()
 
     def __enter__(self) -> Reach:
         return self
@@ -56,48 +56,30 @@ class Reach:
     ) -> None:
         self.close()
 
-    def site(self, name: str) -> SiteProfile:
-        """The profile called ``name``."""
-        return self._sites[name]
-
     def host(self, site: str, host: str) -> Host:
         """The host ``host`` of ``site`` (empty: this machine), connected.
 
         Raises:
             UnreachableError, HostKeyError, PreflightError: as ``fleet.connect`` does.
         """
-        key = (site, host)
-        with self._guard:
-            lock = self._locks.setdefault(key, threading.Lock())
-        with lock:
-            if key not in self._hosts:
-                with self._handshakes:
-                    self._hosts[key] = connect(
-                        self._sites[site], host, known_hosts=self._known_hosts, on_message=self._say
-                    )
-            return self._hosts[key]
+        return self._fleet.host(self._plan.site(site), host)
 
-    def controller(self) -> Host:
-        """This machine."""
-        key = ("", "")
-        with self._guard:
-            if key not in self._hosts:
-                self._hosts[key] = this_machine()
-            return self._hosts[key]
+    def beside(self, host: str) -> Host:
+        """A host that belongs to no cell (the relay's); empty: the controller. A site that lists it lends its ssh."""
+        if not host:
+            return self._controller
+        return self._fleet.host(self.profile_beside(host), host)
 
-    def forget(self, site: str, host: str) -> None:
-        """Drop a connection that was lost; the next use makes a new one."""
-        with self._guard:
-            gone = self._hosts.pop((site, host), None)
-        if gone is not None:
-            gone.close()
+    def profile_beside(self, host: str) -> SiteProfile:
+        """The profile under which ``host`` is reached: that of the site that lists it, or a bare one."""
+        for site in self._plan.sites:
+            if host in site.hosts:
+                return site
+        return SiteProfile.model_validate({**_BESIDE, "hosts": [host]})
 
     def close(self) -> None:
         """Give all connections back."""
-        with self._guard:
-            hosts, self._hosts = list(self._hosts.values()), {}
-        for host in hosts:
-            host.close()
+        self._fleet.close()
 
 
 def each(items: Sequence[T], work: Callable[[T], R]) -> list[Verdict[T, R]]:

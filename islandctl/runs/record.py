@@ -140,7 +140,8 @@ def create(plan: Plan, run: str | None, *, launcher_pid: int) -> RunRecord:
     """
     chosen = run
     for _ in range(100):
-        name = chosen or default_name(plan.recipe.name, now()[:10].replace("-", ""), names())
+        today = now()[:10].replace("-", "")
+        name = default_name(plan.recipe.name, today, names()) if chosen is None else chosen
         _check_name(name)
         folder = RunFolder.of(name)
         make_folder(folder.root.parent)

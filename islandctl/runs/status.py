@@ -42,7 +42,8 @@ class Outcome(Model):
     hint: str = ""
     step: int | None = None
     rank: int | None = None
-    at: str = ""
+    at: float = 0.0
+    """Seconds since 1970, by the node's clock."""
 
 
 class NodeFacts(Model):

@@ -67,32 +67,42 @@ def eta_s(cells: Sequence[CellView], steps: int, tokens_per_step: int) -> float 
 
 
 def find_culprit(record: RunRecord, facts: Facts) -> Culprit | None:
-    """The node that failed first: its workers' own word before a mere exit code, earlier before later."""
+    """What failed first: the workers' own word before a mere exit code, earlier before later.
+
+    All nodes of a cell read the same ``outcome.json``, so the place is the node that holds the rank it names.
+    """
     failed = [node for node in facts.nodes if node.state is not None and node.state.outcome == "failed"]
     if not failed:
         return None
-
-    def order(node: NodeFacts) -> tuple[bool, str, int, int]:
-        spoken = node.outcome is not None and node.outcome.outcome == "failed"
-        return (not spoken, node.outcome.at if node.outcome and spoken else "", node.cell, node.node)
-
-    first = min(failed, key=order)
+    spoken = [node for node in failed if node.outcome is not None and node.outcome.outcome == "failed"]
+    first = min(spoken or failed, key=lambda node: (node.outcome.at if node.outcome else 0.0, node.cell, node.node))
     cell = record.cells[first.cell]
-    place = cell.nodes[first.node]
-    state, outcome = first.state, first.outcome
-    if outcome is not None and outcome.outcome == "failed":
-        reason, hint, rank = outcome.reason, outcome.hint, outcome.rank
-    else:
-        reason, hint, rank = (state.reason if state else "") or "ended without a word", "", None
+    rank, index = (first.outcome.rank if spoken and first.outcome else None), first.node
+    if rank is not None:
+        index = node_of_rank(cell, rank)
+        first = next((node for node in failed if node.cell == first.cell and node.node == index), first)
+    reason, hint = (first.state.reason if first.state else "") or "ended without a word", ""
+    if spoken and first.outcome is not None:
+        reason, hint = first.outcome.reason, first.outcome.hint
     return Culprit(
         site=cell.site,
         cell=cell.name,
-        node=place.label,
+        node=cell.nodes[index].label,
         rank=rank,
         reason=reason,
         hint=hint or f"islandctl logs {record.run} --site {cell.site} --tail 100",
         lines=first.lines,
     )
+
+
+def node_of_rank(cell: CellRecord, rank: int) -> int:
+    """The index of the node that holds ``rank``; the last one for a rank beyond all."""
+    first = 0
+    for node in cell.nodes:
+        first += node.num_ranks
+        if rank < first:
+            return node.index
+    return cell.nodes[-1].index
 
 
 def _cell(cell: CellRecord, record: RunRecord, facts: Facts) -> CellView:

@@ -1,0 +1,230 @@
+"""Gathering facts about a run, with deadlines: a host that does not answer holds nobody up."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import Generic, TypeVar
+
+from pydantic import ValidationError
+
+from islandctl.config.paths import CellFolder, RunFolder
+from islandctl.errors import IslandError
+from islandctl.fleet import node as nodes
+from islandctl.fleet.host import Host
+from islandctl.fleet.job import SupervisorState
+from islandctl.planner.plan import Plan
+from islandctl.relay.client import RelayClient
+from islandctl.relay.messages import RelayStatus
+from islandctl.runs.metrics import heartbeat_from
+from islandctl.runs.reach import Reach, Say
+from islandctl.runs.record import KeptRecord, NodeRecord, RunRecord, load
+from islandctl.runs.status import Facts, NodeFacts, Outcome, RunStatus
+from islandctl.runs.watch import combine
+
+R = TypeVar("R")
+RELAY_TIMEOUT_S = 5.0
+NODE_TIMEOUT_S = 20.0
+METRICS_TAIL_BYTES = 256 * 1024
+LOG_TAIL_BYTES = 8 * 1024
+LOG_TAIL_LINES = 12
+
+
+def controller_token(run: str) -> str:
+    """The controller's key to the run's relay."""
+    return (RunFolder.of(run).secrets / "token").read_text().strip()
+
+
+def relay_client(record: RunRecord, *, timeout_s: float = RELAY_TIMEOUT_S) -> RelayClient:
+    """A client of the run's relay in the controller's role."""
+    return RelayClient(
+        record.relay_url,
+        controller_token(record.run),
+        ca=RunFolder.of(record.run).secrets / "ca.pem",
+        timeout_s=timeout_s,
+    )
+
+
+class Asked(Generic[R]):
+    """One question that is asked again and again, in a thread of its own that never keeps the process alive."""
+
+    def __init__(self, ask: Callable[[], R]) -> None:
+        self._ask = ask
+        self._answers: queue.Queue[R | IslandError | BaseException] = queue.Queue()
+        self._busy = False
+
+    def begin(self) -> None:
+        """Ask, unless the last question is still open."""
+        if not self._busy:
+            self._busy = True
+            threading.Thread(target=self._run, daemon=True).start()
+
+    def answer(self, deadline_s: float) -> R | IslandError | None:
+        """What came back: a value or our own error; None when nothing has come within ``deadline_s`` seconds."""
+        try:
+            answer = self._answers.get(timeout=max(0.0, deadline_s))
+        except queue.Empty:
+            return None
+        self._busy = False
+        if isinstance(answer, BaseException) and not isinstance(answer, IslandError):
+            raise answer
+        return answer
+
+    def _run(self) -> None:
+        try:
+            self._answers.put(self._ask())
+        except BaseException as error:  # handed to the asker, who raises what is not ours
+            self._answers.put(error)
+
+
+class Watcher:
+    """Looks at one run, once or again and again.
+
+    Args:
+        deadline_s: for one look; who has not answered by then counts as unreachable in it.
+    """
+
+    def __init__(self, record: RunRecord, plan: Plan, say: Say, *, deadline_s: float = 15.0) -> None:
+        self._record = record
+        self._plan = plan
+        self._say = say
+        self._deadline_s = deadline_s
+        self._reach = Reach(plan, record.run, say)
+        self._silent: set[str] = set()
+        self._nodes = {(n.cell, n.index): Asked(lambda n=n: self._look_at(n)) for n in record.nodes}  # type: ignore[misc]
+        self._kept = {k.name: Asked(lambda k=k: self._look_at_kept(k)) for k in self._kept_records()}  # type: ignore[misc]
+        self._relay: Asked[RelayStatus] = Asked(self._ask_relay)
+        self._relay_answers = True
+
+    def __enter__(self) -> Watcher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._reach.close()
+
+    @property
+    def run(self) -> str:
+        """The run's name."""
+        return self._record.run
+
+    def look(self) -> RunStatus:
+        """One look. Never fails because somebody does not answer."""
+        import time
+
+        self._record = load(self._record.run)
+        end = time.monotonic() + self._deadline_s
+        asked: list[Asked[RelayStatus] | Asked[NodeFacts] | Asked[SupervisorState]]
+        asked = [self._relay, *self._nodes.values(), *self._kept.values()]
+        for one in asked:
+            one.begin()
+        relay = self._relay.answer(min(RELAY_TIMEOUT_S + 1.0, end - time.monotonic()))
+        self._relay_answers = isinstance(relay, RelayStatus)
+        seen = []
+        for node in self._record.nodes:
+            slot = self._nodes.get((node.cell, node.index))
+            answer = slot.answer(end - time.monotonic()) if slot else None
+            seen.append(self._facts(node, answer))
+        kept = {name: slot.answer(end - time.monotonic()) for name, slot in self._kept.items()}
+        states = {name: state for name, state in kept.items() if isinstance(state, SupervisorState)}
+        facts = Facts(
+            relay=relay if isinstance(relay, RelayStatus) else None,
+            relay_trouble="" if isinstance(relay, RelayStatus) else _trouble(relay, "the relay", RELAY_TIMEOUT_S),
+            relay_state=states.pop("relay", None),
+            tunnels=states,
+            nodes=tuple(seen),
+            launcher_alive=_alive(self._record.launcher_pid),
+        )
+        return combine(self._record, self._plan, facts)
+
+    def _kept_records(self) -> tuple[KeptRecord, ...]:
+        relay = (self._record.relay,) if self._record.relay else ()
+        return (*relay, *self._record.tunnels)
+
+    def _facts(self, node: NodeRecord, answer: NodeFacts | IslandError | None) -> NodeFacts:
+        if isinstance(answer, NodeFacts):
+            if node.label in self._silent:
+                self._silent.discard(node.label)
+                self._say(f"{node.label}: answers again")
+            return answer
+        if node.label not in self._silent:
+            self._silent.add(node.label)
+            self._say(f"{node.label}: no answer; reconnecting, training is not affected")
+        return NodeFacts(cell=node.cell, node=node.index, trouble=_trouble(answer, node.label, self._deadline_s))
+
+    def _ask_relay(self) -> RelayStatus:
+        if not self._record.relay_url:
+            raise IslandError("the relay is not started yet")
+        with relay_client(self._record) as client:
+            return client.status()
+
+    def _look_at_kept(self, kept: KeptRecord) -> SupervisorState:
+        host = self._reach.beside(kept.host)
+        return nodes.state(host, kept.folder)
+
+    def _look_at(self, node: NodeRecord) -> NodeFacts:
+        host = self._reach.host(node.site, node.host)
+        state = nodes.state(host, node.folder)
+        folder = CellFolder(PurePosixPath(node.cell_folder))
+        outcome, beat = None, None
+        failed = state.outcome == "failed"
+        if state.state == "ended":
+            outcome = read_outcome(host, str(folder.outcome))
+        if not self._relay_answers and node.index == 0:
+            content = read_tail(host, str(folder.metrics), METRICS_TAIL_BYTES)
+            steps = self._plan.recipe.training.steps
+            beat = heartbeat_from(content, cell=node.cell, attempt=self._record.attempt, steps=steps)
+        lines = self._last_lines(host, node, outcome) if failed else ()
+        return NodeFacts(cell=node.cell, node=node.index, state=state, outcome=outcome, heartbeat=beat, lines=lines)
+
+    def _last_lines(self, host: Host, node: NodeRecord, outcome: Outcome | None) -> tuple[str, ...]:
+        """The end of the log of the rank that failed, or of what torchrun itself printed."""
+        first = sum(one.num_ranks for one in self._record.cells[node.cell].nodes[: node.index])
+        ranks = range(first, first + node.num_ranks)
+        names = [f"rank-{outcome.rank}.log"] if outcome and outcome.rank in ranks else []
+        for name in (*names, f"node-{node.index}.log"):
+            content = read_tail(host, f"{node.folder}/logs/{name}", LOG_TAIL_BYTES)
+            lines = [line for line in content.decode(errors="replace").splitlines() if line.strip()]
+            if lines:
+                return tuple(lines[-LOG_TAIL_LINES:])
+        return ()
+
+
+def read_tail(host: Host, path: str, num_bytes: int) -> bytes:
+    """The last ``num_bytes`` of a file; empty when there is none."""
+    return nodes.read_tail(host, path, num_bytes)
+
+
+def read_outcome(host: Host, path: str) -> Outcome | None:
+    """A cell's ``outcome.json``; None when there is none or it is cut."""
+    content = read_tail(host, path, 64 * 1024)
+    try:
+        return Outcome.model_validate_json(content)
+    except ValidationError:
+        return None
+
+
+def _trouble(answer: object, who: str, deadline_s: float) -> str:
+    return answer.message if isinstance(answer, IslandError) else f"{who}: no answer within {deadline_s:g} s"
+
+
+def _alive(pid: int) -> bool:
+    """Does the launching process still run on this machine? Its pid is only looked at while a launch is young."""
+    if pid <= 0 or not Path(f"/proc/{pid}").is_dir():
+        return pid > 0 and _exists(pid)
+    return True
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
