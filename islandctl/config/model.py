@@ -14,3 +14,9 @@ class Model(BaseModel):
     """Frozen; unknown keys are refused; docstrings under fields become their descriptions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Settings(Model):
+    """What a user writes in a file: as ``Model``, and a number is finite."""
+
+    model_config = ConfigDict(allow_inf_nan=False)

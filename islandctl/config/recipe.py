@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from islandctl.config.model import Model, Name
-from islandctl.config.units import BitsPerSecond, Seconds, Share
+from islandctl.config.model import Name, Settings
+from islandctl.config.site import Bandwidth, checked_address
+from islandctl.config.units import Seconds, Share
+
+Deadline = Annotated[Seconds, Field(gt=0, le=30 * 86400)]
+"""A time to wait: more than nothing, at most 30 days."""
+Steps = Annotated[int, Field(ge=1, le=1_000_000_000)]
+STDLIB = "python-stdlib"
+"""The word for the Python library's own sources, found on every machine."""
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class ModelRecipe(Model):
+class ModelRecipe(Settings):
     """A decoder-only transformer."""
 
     kind: Literal["dense", "moe"]
-    layers: int = Field(ge=1)
-    width: int = Field(ge=8)
+    layers: int = Field(ge=1, le=10_000)
+    width: int = Field(ge=8, le=1_000_000)
     """Size of the residual stream."""
-    heads: int = Field(ge=1)
+    heads: int = Field(ge=1, le=100_000)
     kv_heads: int | None = Field(default=None, ge=1)
     """Key and value heads; left out: as many as heads."""
-    hidden: int = Field(ge=8)
+    hidden: int = Field(ge=8, le=10_000_000)
     """Inner width of the feed-forward layer; of one expert in a ``moe``."""
-    experts: int | None = Field(default=None, ge=2)
+    experts: int | None = Field(default=None, ge=2, le=100_000)
     active_experts: int | None = Field(default=None, ge=1)
     """Experts per token."""
     balance: float = Field(default=0.01, ge=0)
     """Weight of the load-balancing loss; 0.01 is the common choice since Switch Transformers."""
-    vocabulary: int = Field(default=256, ge=2)
+    vocabulary: int = Field(default=256, ge=2, le=10_000_000)
     """256: bytes."""
 
     @model_validator(mode="after")
@@ -48,25 +56,36 @@ class ModelRecipe(Model):
         return self
 
 
-class DataRecipe(Model):
+class DataRecipe(Settings):
     """The text. Every site reads its own copy; the held-out part must be the same everywhere."""
 
     paths: tuple[str, ...] = Field(min_length=1)
     """Folders, files or globs on the sites. The word ``python-stdlib`` means the Python library's own sources."""
     suffixes: tuple[str, ...] = (".py", ".txt", ".md")
     """Files that count inside folders."""
-    held_out: Share = 0.05
+    held_out: Annotated[Share, Field(gt=0, lt=1)] = 0.05
     """Share of the files (chosen by a hash of their content) kept out of training for evaluation."""
     limit_bytes: int | None = Field(default=None, ge=1)
     """Read at most this much text, for rehearsals."""
 
 
-class Optimizer(Model):
+    @field_validator("paths")
+    @classmethod
+    def _paths_are_absolute(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
+        for path in paths:
+            if path != STDLIB and not path.startswith(("/", "~/")):
+                raise ValueError(
+                    f"'{path}' is relative, but sites share no current folder; begin with / or ~/, or write {STDLIB}"
+                )
+        return paths
+
+
+class Optimizer(Settings):
     """The inner optimizer."""
 
     kind: Literal["adamw"] = "adamw"
-    lr: float = Field(gt=0)
-    betas: tuple[float, float] = (0.9, 0.95)
+    lr: float = Field(gt=0, le=100)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
     """0.95 rather than torch's 0.999: the usual choice for language models at short horizons."""
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.1, ge=0)
@@ -74,7 +93,7 @@ class Optimizer(Model):
     """Gradients are clipped to this norm."""
 
 
-class Schedule(Model):
+class Schedule(Settings):
     """The learning rate over the steps: linear warm-up, then decay to ``final`` times the peak."""
 
     warmup: int = Field(default=100, ge=0)
@@ -83,33 +102,33 @@ class Schedule(Model):
     final: Share = 0.1
 
 
-class Training(Model):
+class Training(Settings):
     """The loop inside a cell."""
 
-    steps: int = Field(ge=1)
-    batch: int = Field(ge=1)
+    steps: Steps
+    batch: int = Field(ge=1, le=10_000_000)
     """Sequences per cell and step, over all its ranks."""
-    sequence: int = Field(ge=2)
+    sequence: int = Field(ge=2, le=100_000_000)
     """Tokens per sequence."""
     precision: Literal["float32", "bfloat16"] = "float32"
     optimizer: Optimizer
     schedule: Schedule = Schedule()
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
 
 
-class Outer(Model):
+class Outer(Settings):
     """The optimizer that moves the anchor."""
 
     kind: Literal["nesterov"] = "nesterov"
-    lr: float = Field(default=0.7, gt=0)
+    lr: float = Field(default=0.7, gt=0, le=10)
     """0.7 and 0.9 are DiLoCo's published pair."""
     momentum: float = Field(default=0.9, ge=0, lt=1)
 
 
-class Late(Model):
+class Late(Settings):
     """What happens when a cell's packet does not come."""
 
-    deadline: Seconds = 600.0
+    deadline: Deadline = 600.0
     """After a round's first packet; then the round is committed empty."""
     windows: int = Field(default=2, ge=1)
     """After so many windows without a cell, ``then`` decides."""
@@ -117,14 +136,14 @@ class Late(Model):
     """``wait``: rounds stay open until the cell is back. ``alone``: the others go on; it rejoins later."""
 
 
-class Exchange(Model):
+class Exchange(Settings):
     """How the cells exchange fragments."""
 
     mode: Literal["two-site", "butterfly", "none"] = "two-site"
     """``two-site``: all cells share one anchor. ``butterfly``: 2^k cells mix in pairs. ``none``: one cell alone."""
     cells: int | None = Field(default=None, ge=1)
     """Cells over all sites; left out: one a site."""
-    window: int = Field(default=50, ge=1)
+    window: Steps = 50
     """Inner steps in which every fragment is exchanged once."""
     fragments: int = Field(default=4, ge=1)
     overlap: int = Field(default=5, ge=0)
@@ -148,53 +167,58 @@ class Exchange(Model):
         return self
 
 
-class CheckpointRecipe(Model):
+class CheckpointRecipe(Settings):
     """Joint checkpoints."""
 
-    every: int = Field(default=100, ge=1)
+    every: Steps = 100
     """Steps."""
     keep: int = Field(default=2, ge=1)
     """Joint checkpoints kept; two, so that one damaged file is not the end."""
 
 
-class Evaluation(Model):
+class Evaluation(Settings):
     """Bits per byte on held-out text, the same text at every site."""
 
-    every: int = Field(default=50, ge=1)
+    every: Steps = 50
     """Steps."""
     sequences: int = Field(default=64, ge=1)
 
 
-class Emulate(Model):
+class Emulate(Settings):
     """A WAN emulated inside the relay, per cell and direction, for rehearsals on one machine."""
 
-    bandwidth: BitsPerSecond
-    rtt: Seconds
+    bandwidth: Bandwidth
+    rtt: Annotated[Seconds, Field(le=60)]
 
 
-class RelayRecipe(Model):
+class RelayRecipe(Settings):
     """Where the relay runs."""
 
     host: str = "controller"
     """``controller``, or an ssh alias / [user@]host[:port]."""
-    address: str | None = None
+    address: str | None = Field(default=None, min_length=1)
     """Address under which the sites reach the relay. Left out: a local site uses loopback, others a tunnel."""
     port: int | None = Field(default=None, ge=1, le=65535)
     """Left out: a free port, chosen once per run."""
     emulate: Emulate | None = None
 
+    @field_validator("host")
+    @classmethod
+    def _host_is_address(cls, host: str) -> str:
+        return checked_address(host)
 
-class Restart(Model):
+
+class Restart(Settings):
     """What the supervisor does with a worker that dies."""
 
     limit: int = Field(default=10, ge=0)
     """Restarts without progress in between before the supervisor gives up."""
-    backoff: Seconds = 2.0
+    backoff: Deadline = 2.0
     """First pause; doubles each time up to ``backoff_limit``."""
-    backoff_limit: Seconds = 60.0
+    backoff_limit: Deadline = 60.0
 
 
-class WorkerRecipe(Model):
+class WorkerRecipe(Settings):
     """The worker processes."""
 
     restart: Restart = Restart()
@@ -202,7 +226,7 @@ class WorkerRecipe(Model):
     """Extra environment variables."""
 
 
-class Recipe(Model):
+class Recipe(Settings):
     """Everything that decides what is learnt, and how."""
 
     name: Name

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from islandctl.config.model import Model, Name
+from islandctl.config.host_address import parse_address
+from islandctl.config.model import Name, Settings
 from islandctl.config.units import (
     BitsPerSecond,
     Bytes,
@@ -16,16 +17,36 @@ from islandctl.config.units import (
     UsdPerGigabyte,
     UsdPerHour,
 )
+from islandctl.errors import ConfigError
+
+Bandwidth = Annotated[BitsPerSecond, Field(le=1e15)]
+"""Of one link; more than 1 Pbit/s is a slip of the hand."""
 
 
-class Gpu(Model):
+def checked_address(text: str) -> str:
+    """``text`` unchanged, when it is a host as ``parse_address`` reads it; else a ``ValueError``."""
+    try:
+        parse_address(text)
+    except ConfigError as error:
+        raise ValueError(f"{error.message}; {error.hint}") from error
+    return text
+
+
+def checked_folder(text: str) -> str:
+    """``text`` unchanged, when it means the same from every current folder; else a ``ValueError``."""
+    if not text.startswith(("/", "~/")) and text != "~":
+        raise ValueError(f"'{text}' is relative, but nodes share no current folder; begin with / or ~/")
+    return text
+
+
+class Gpu(Settings):
     """The accelerators of a site. Type ``cpu`` means ranks on the processor (gloo), for rehearsals."""
 
-    type: str
+    type: str = Field(min_length=1)
     """A name of the accelerator catalogue (H100-SXM, B300, …) or ``cpu``."""
-    count: int = Field(ge=1)
+    count: int = Field(ge=1, le=1_000_000)
     """Accelerators that the run uses on this site; one rank each."""
-    per_node: int = Field(ge=1)
+    per_node: int = Field(ge=1, le=1024)
     """Accelerators per node."""
     memory: Bytes | None = None
     """Overrides the catalogue."""
@@ -43,25 +64,25 @@ class Gpu(Model):
         return self
 
 
-class Wan(Model):
+class Wan(Settings):
     """The site's link to the relay."""
 
-    up: BitsPerSecond
+    up: Bandwidth
     """Site to relay."""
-    down: BitsPerSecond
+    down: Bandwidth
     """Relay to site."""
-    rtt: Seconds
+    rtt: Annotated[Seconds, Field(le=60)]
     """Round-trip time to the relay."""
 
 
-class Network(Model):
+class Network(Settings):
     """The interconnect inside the site, between nodes."""
 
-    bandwidth: BitsPerSecond
+    bandwidth: Bandwidth
     """Per accelerator, one direction."""
 
 
-class Storage(Model):
+class Storage(Settings):
     """The file system that holds checkpoints."""
 
     read: BytesPerSecond | None = None
@@ -69,14 +90,14 @@ class Storage(Model):
     free: Bytes | None = None
 
 
-class Cpu(Model):
+class Cpu(Settings):
     """Processor and memory of one node."""
 
     cores: int = Field(ge=1)
     memory: Bytes
 
 
-class Price(Model):
+class Price(Settings):
     """What the site costs. Left out: planned without cost, and the plan says so."""
 
     gpu: UsdPerHour | None = None
@@ -85,8 +106,11 @@ class Price(Model):
     """Per 10⁹ bytes that leave the site."""
 
 
-class Ssh(Model):
-    """How the hosts are reached. What is left out comes from the user's own ssh configuration (``ssh -G``)."""
+class Ssh(Settings):
+    """How the hosts are reached. What is left out comes from the user's own ssh configuration (``ssh -G``).
+
+    File names: ``~`` is the user's home, and a relative one lies beside the profile.
+    """
 
     config: str | None = None
     """An ssh configuration file to use instead of the user's."""
@@ -98,11 +122,11 @@ class Ssh(Model):
     """An extra known_hosts file. The run's own file is always read as well."""
     host_keys: Literal["strict", "accept-new"] = "strict"
     """``strict``: an unknown host key stops. ``accept-new``: it is accepted once, shown and kept with the run."""
-    connect_timeout: Seconds = 20.0
+    connect_timeout: Annotated[Seconds, Field(ge=1, le=600)] = 20.0
     """One handshake; generous, since bastions across an ocean take seconds."""
 
 
-class Environment(Model):
+class Environment(Settings):
     """The Python environment of the workers."""
 
     python: str = "python3"
@@ -117,7 +141,7 @@ class Environment(Model):
     """Shell lines (POSIX sh) run before every command of the run, for example ``module load cuda``."""
 
 
-class Slurm(Model):
+class Slurm(Settings):
     """Options of the scheduler ``slurm``."""
 
     partition: str | None = None
@@ -125,7 +149,7 @@ class Slurm(Model):
     extra: tuple[str, ...] = ()
 
 
-class SiteProfile(Model):
+class SiteProfile(Settings):
     """One cluster (an island)."""
 
     name: Name
@@ -157,6 +181,17 @@ class SiteProfile(Model):
         """Ranks (accelerators) used on each node."""
         return min(self.gpu.count, self.gpu.per_node)
 
+    _folder = field_validator("work_dir")(checked_folder)
+
+    @field_validator("hosts")
+    @classmethod
+    def _hosts_are_addresses(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        for host in hosts:
+            checked_address(host)
+            if hosts.count(host) > 1:
+                raise ValueError(f"host '{host}' is listed twice; one entry a node")
+        return hosts
+
     @model_validator(mode="after")
     def _hosts_match_scheduler(self) -> SiteProfile:
         if self.scheduler == "local" and self.hosts:
@@ -165,8 +200,10 @@ class SiteProfile(Model):
             raise ValueError("a local site has one node; set gpu.per_node to gpu.count")
         if self.scheduler == "ssh" and len(self.hosts) != self.num_nodes:
             raise ValueError(
-                f"hosts lists {len(self.hosts)} but gpu.count / gpu.per_node needs {self.num_nodes} nodes"
+                f"hosts lists {len(self.hosts)}, but gpu.count / gpu.per_node makes {self.num_nodes} nodes"
             )
+        if self.scheduler != "slurm" and self.slurm is not None:
+            raise ValueError(f"the section slurm belongs to scheduler: slurm, not {self.scheduler}")
         if self.scheduler == "slurm" and len(self.hosts) != 1:
             raise ValueError("a slurm site lists exactly one host: its login node")
         return self

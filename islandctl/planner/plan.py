@@ -65,6 +65,13 @@ class CellEstimate(Model):
     """Seconds from a fragment's snapshot until its result is here."""
     overlap: Figure | None = None
     """Seconds that training hides of it."""
+    wait_per_window: Figure | None = None
+    """Seconds of a window in which training stands still for the exchange; None where the step is unknown."""
+    link_share: Figure | None = None
+    """Share of the time in which the busier direction of the link is occupied; None where the step is unknown."""
+    node_memory: Figure | None = None
+    """Processor memory of one node that workers and exchange take, on a site with accelerators."""
+    node_memory_limit: Figure | None = None
 
 
 class Finding(Model):

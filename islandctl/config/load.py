@@ -1,0 +1,139 @@
+"""Files to checked values: the one place where configuration touches the disk.
+
+``load_site`` and ``load_recipe`` report all faults of a file at once, each as ``file:line:column: key: cause``.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import Generic, TypeVar
+
+from blake3 import blake3
+from pydantic import ValidationError
+
+from islandctl.config.faults import explain, wrong_bools
+from islandctl.config.model import Settings
+from islandctl.config.recipe import Recipe
+from islandctl.config.site import SiteProfile
+from islandctl.config.text import MAX_BYTES, Path, Place, parse
+from islandctl.errors import ConfigError
+
+T = TypeVar("T", bound=Settings)
+
+
+@dataclass(frozen=True)
+class Loaded(Generic[T]):
+    """A checked value and where it comes from."""
+
+    value: T
+    path: str
+    """As the user wrote it, for messages."""
+    text_hash: str
+    """blake3 of the file's bytes."""
+    places: dict[Path, Place] = field(default_factory=dict)
+
+    def at(self, *path: str | int) -> str:
+        """``file:line:column`` of a value, or of the nearest one around it that the file holds."""
+        line, column = nearest(self.places, path)
+        return f"{self.path}:{line}:{column}"
+
+
+def nearest(places: dict[Path, Place], path: Path) -> Place:
+    """The place of ``path``, or of the longest beginning of it that has one."""
+    for length in range(len(path), -1, -1):
+        if path[:length] in places:
+            return places[path[:length]]
+    return (1, 1)
+
+
+def load_recipe(path: str | os.PathLike[str]) -> Loaded[Recipe]:
+    """Read a recipe.
+
+    Raises:
+        ConfigError: unreadable or wrong; one line for every fault.
+    """
+    return _load(path, Recipe, "recipe")
+
+
+def load_site(path: str | os.PathLike[str]) -> Loaded[SiteProfile]:
+    """Read a site profile. Its relative ssh files are taken from beside the profile.
+
+    Raises:
+        ConfigError: unreadable or wrong; one line for every fault.
+    """
+    loaded = _load(path, SiteProfile, "site")
+    folder = FilePath(path).absolute().parent
+    ssh = loaded.value.ssh
+    files = {key: getattr(ssh, key) for key in ("config", "identity", "known_hosts")}
+    beside = {key: str(folder / name) for key, name in files.items() if name and not name.startswith("~")}
+    site = loaded.value.model_copy(update={"ssh": ssh.model_copy(update=beside)})
+    return Loaded(site, loaded.path, loaded.text_hash, loaded.places)
+
+
+def _load(path: str | os.PathLike[str], kind: type[T], word: str) -> Loaded[T]:
+    name = os.fspath(path)
+    content = read_bytes(path, max_bytes=MAX_BYTES, hint=f"`islandctl schema {word}` shows what belongs in it")
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{name}:{line}: not UTF-8 text", hint="save the file as UTF-8") from error
+    document = parse(text, name)
+    try:
+        if not isinstance(document.data, dict):
+            raise ConfigError(
+                f"{name}:1:1: expected keys and values", hint=f"`islandctl schema {word}` shows what belongs in it"
+            )
+        value = kind.model_validate(document.data)
+        faults = wrong_bools(document.data, value)
+        cause: ValidationError | None = None
+    except ValidationError as error:
+        faults = explain(error, kind)
+        cause = error
+    if faults:
+        raise ConfigError(
+            "\n".join(
+                f"{name}:{line}:{column}: {text}"
+                for (line, column), text in sorted(
+                    (nearest(document.keys if fault.at_key else document.values, fault.path), str(fault))
+                    for fault in faults
+                )
+            ),
+            hint=f"`islandctl schema {word}` lists every key with its meaning",
+        ) from cause
+    return Loaded(value, name, blake3(content).hexdigest(), document.values)
+
+
+def read_bytes(path: str | os.PathLike[str], *, max_bytes: int, hint: str) -> bytes:
+    """A whole file, with everything that can go wrong said plainly.
+
+    Raises:
+        ConfigError: not there, a folder, not readable or longer than ``max_bytes``.
+    """
+    name = os.fspath(path)
+    try:
+        with open(path, "rb") as file:
+            content = file.read(max_bytes + 1)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{name}: no such file", hint="check the path; " + hint) from error
+    except IsADirectoryError as error:
+        raise ConfigError(f"{name}: is a folder, not a file", hint="name a file in it") from error
+    except PermissionError as error:
+        raise ConfigError(f"{name}: no permission to read it", hint=f"chmod u+r {name}") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{name}: cannot be read: {error}", hint="check the path") from error
+    if len(content) > max_bytes:
+        raise ConfigError(f"{name}: longer than {max_bytes // 1024} KiB", hint="is this the right file?")
+    return content
+
+
+def text_hash(path: str | os.PathLike[str]) -> str | None:
+    """The ``Loaded.text_hash`` that the file would have now; None when it cannot be read."""
+    try:
+        return blake3(read_bytes(path, max_bytes=MAX_BYTES, hint="")).hexdigest()
+    except ConfigError:
+        return None
+
+

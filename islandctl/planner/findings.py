@@ -1,0 +1,140 @@
+"""What binds in a plan: figures held against their limits, in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from islandctl.config.recipe import Recipe
+from islandctl.config.site import SiteProfile
+from islandctl.config.units import bits_per_s_text, bytes_text, seconds_text
+from islandctl.planner.fragments import FragmentSize
+from islandctl.planner.memory import checkpoint_bytes
+from islandctl.planner.parameters import Counts
+from islandctl.planner.plan import CellEstimate, Figure, Finding
+from islandctl.planner.wan import Link
+
+
+def memory_finding(estimate: CellEstimate) -> Finding:
+    """A rank's memory against its limit."""
+    hint = "more accelerators in the cell, a smaller batch or sequence, or a smaller model"
+    return _against("memory of a rank", estimate.cell, estimate.memory_per_rank, estimate.memory_limit, hint)
+
+
+def node_memory_finding(estimate: CellEstimate) -> Finding | None:
+    """A node's processor memory against cpu.memory, where the exchange's state lies there."""
+    if estimate.node_memory is None:
+        return None
+    hint = "nodes with more memory, or more of them"
+    return _against("memory of a node", estimate.cell, estimate.node_memory, estimate.node_memory_limit, hint)
+
+
+def _against(what: str, place: str, need: Figure, limit: Figure | None, hint: str) -> Finding:
+    span = f"{bytes_text(need.low)} to {bytes_text(need.high)}"
+    if limit is None:
+        return Finding(level="warn", place=place, text=f"{what}: needs {span}; what there is, is unknown")
+    text = f"{what}: needs about {bytes_text(need.value)} ({span}), has {bytes_text(limit.value)} ({limit.formula})"
+    if need.value > limit.value:
+        return Finding(level="fail", place=place, text=f"{text}; needed for {need.formula}", hint=hint)
+    if need.high > limit.value:
+        return Finding(level="warn", place=place, text=f"{text}: may not fit", hint=hint)
+    return Finding(level="ok", place=place, text=text)
+
+
+def exchange_finding(recipe: Recipe, estimate: CellEstimate, busy_s: float) -> Finding:
+    """A round against what training hides of it, and all rounds against the window."""
+    exchange, need, step = recipe.exchange, estimate.exchange, estimate.step
+    place = estimate.cell
+    took = f"a round takes {seconds_text(need.value)} ({seconds_text(need.low)} to {seconds_text(need.high)})"
+    if exchange.mode == "none":
+        return Finding(level="ok", place=place, text="nothing is exchanged")
+    window, overlap = exchange.window, exchange.overlap
+    if step is None or estimate.overlap is None:
+        enough = max(need.high / overlap if overlap else math.inf, busy_s / window)
+        if math.isinf(enough):
+            text = f"{took}, and overlap 0 hides nothing of it"
+            return Finding(level="warn", place=place, text=text, hint="set exchange.overlap")
+        text = f"{took}; the step time is unknown here: all is hidden if a step takes at least {seconds_text(enough)}"
+        return Finding(level="ok", place=place, text=text)
+    slower = "a faster link, a smaller codec, or a longer window"
+    longest = window * step.high
+    if max(need.value, busy_s) > longest:
+        text = (
+            f"the exchange needs {seconds_text(max(need.value, busy_s))} of the link in every window, but a window of "
+            f"{window} steps lasts {seconds_text(longest)} at most: training would always wait"
+        )
+        return Finding(level="fail", place=place, text=text, hint=slower)
+    if need.value > estimate.overlap.value:
+        wait = estimate.wait_per_window
+        waits = seconds_text(wait.value) if wait else "?"
+        enough_steps = math.ceil(need.value / step.value)
+        hides = (
+            f"exchange.overlap: {enough_steps} hides it" if enough_steps < window else f"no overlap hides it: {slower}"
+        )
+        text = (
+            f"{took}, overlap {overlap} hides {seconds_text(estimate.overlap.value)}: training waits "
+            f"{seconds_text(need.value - estimate.overlap.value)} a round, {waits} a window"
+        )
+        return Finding(level="warn", place=place, text=text, hint=hides)
+    if need.high > estimate.overlap.low:
+        text = f"{took}, overlap {overlap} hides {seconds_text(estimate.overlap.value)}: at the worst not all of it"
+        return Finding(level="ok", place=place, text=text)
+    return Finding(level="ok", place=place, text=f"{took}, hidden by overlap {overlap}")
+
+
+def deadline_finding(recipe: Recipe, fragments: tuple[FragmentSize, ...], links: dict[str, Link]) -> Finding | None:
+    """Rounds that can never be complete before their deadline."""
+    if recipe.exchange.mode == "none":
+        return None
+    size = max(fragment.encoded_bytes for fragment in fragments)
+    name, link = min(links.items(), key=lambda item: item[1].up_bytes_per_s)
+    up = size / link.up_bytes_per_s
+    if up <= recipe.exchange.late.deadline:
+        return None
+    text = (
+        f"the largest fragment needs {seconds_text(up)} at {bits_per_s_text(link.up_bytes_per_s * 8)}, longer than "
+        f"exchange.late.deadline {seconds_text(recipe.exchange.late.deadline)}: its rounds would all end empty"
+    )
+    return Finding(level="fail", place=name, text=text, hint="more fragments, a longer deadline, or a faster link")
+
+
+def storage_finding(recipe: Recipe, counts: Counts, site: SiteProfile, cells_on_site: int) -> Finding | None:
+    """Kept checkpoints, and the one being written, against the free storage."""
+    if site.storage.free is None:
+        return None
+    need = checkpoint_bytes(recipe, counts) * (recipe.checkpoint.keep + 1) * cells_on_site
+    text = (
+        f"checkpoints: {recipe.checkpoint.keep} kept and one being written need {bytes_text(need)}, "
+        f"{bytes_text(site.storage.free)} are free"
+    )
+    if need > site.storage.free:
+        return Finding(level="fail", place=f"site {site.name}", text=text, hint="lower checkpoint.keep, or more space")
+    return Finding(level="ok", place=f"site {site.name}", text=text)
+
+
+def pace_finding(estimates: Iterable[CellEstimate]) -> Finding | None:
+    """Cells of unequal speed: the faster one waits."""
+    known = [(estimate.step.value, estimate.cell) for estimate in estimates if estimate.step is not None]
+    if len(known) < 2:
+        return None
+    (fast, first), (slow, last) = min(known), max(known)
+    if slow <= 1.2 * fast:
+        return None
+    text = f"a step takes {seconds_text(fast)} in {first} and {seconds_text(slow)} in {last}: {first} will wait"
+    return Finding(level="warn", place=f"{first}, {last}", text=text, hint="give the slower cell more accelerators")
+
+
+def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Worst first; findings that say the same of several places become one."""
+    places: dict[tuple[str, str, str], list[str]] = {}
+    for finding in findings:
+        places.setdefault((finding.level, finding.text, finding.hint), []).append(finding.place)
+    order = ("fail", "warn", "ok")
+    return tuple(
+        Finding(level=level, place=_together(names), text=text, hint=hint)  # type: ignore[arg-type]
+        for (level, text, hint), names in sorted(places.items(), key=lambda item: order.index(item[0][0]))
+    )
+
+
+def _together(places: list[str]) -> str:
+    return ", ".join(places) if len(places) <= 2 else f"{places[0]} … {places[-1]} ({len(places)})"

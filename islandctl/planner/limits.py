@@ -1,0 +1,31 @@
+"""What the planner can plan and ``launch`` cannot run yet."""
+
+from __future__ import annotations
+
+from islandctl.planner.plan import Finding, Plan
+
+_TEXT = "launch does not run this yet"
+
+
+def not_yet(plan: Plan) -> list[Finding]:
+    """One finding for everything in the plan that ``launch`` must refuse. Empty: it can be launched."""
+    exchange = plan.recipe.exchange
+    findings = []
+    if exchange.mode == "butterfly":
+        findings.append(_finding("exchange.mode: butterfly", "two-site and none run"))
+    if exchange.apply == "blend":
+        findings.append(_finding("exchange.apply: blend", "set exchange.apply: carry"))
+    if exchange.when == "arrival":
+        findings.append(_finding("exchange.when: arrival", "set exchange.when: fixed"))
+    if len({cell.site for cell in plan.cells}) < len(plan.cells) and exchange.mode != "butterfly":
+        findings.append(_finding("several cells on one site", "leave exchange.cells out: one cell a site"))
+    findings += [
+        _finding(f"site {site.name}: scheduler: slurm", "schedulers local and ssh run")
+        for site in plan.sites
+        if site.scheduler == "slurm"
+    ]
+    return findings
+
+
+def _finding(place: str, hint: str) -> Finding:
+    return Finding(level="warn", place=place, text=_TEXT, hint=hint)
