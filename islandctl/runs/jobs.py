@@ -12,8 +12,6 @@ from islandctl.runs.record import CellRecord, NodeRecord, RunRecord
 
 STOP_TIMEOUT_S = 120.0
 """Between TERM and KILL of workers: a checkpoint of a large model takes its time."""
-KEEP_RELAY = RestartPolicy(limit=1_000_000, backoff_s=0.5, backoff_limit_s=15.0)
-"""Relay and tunnels are started again for as long as the run lives: without them nothing is exchanged."""
 
 
 def cell_job(record: RunRecord, plan: Plan, cell: CellRecord) -> CellJob:

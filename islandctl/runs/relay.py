@@ -20,7 +20,6 @@ from islandctl.relay.messages import RelayStatus
 from islandctl.relay.settings import RelaySettings
 from islandctl.relay.tokens import token_hash
 from islandctl.runs.files import write_whole
-from islandctl.runs.reach import Say
 from islandctl.runs.record import KeptRecord, RunRecord
 
 START_TIMEOUT_S = 60.0
@@ -153,10 +152,3 @@ def address(host: Host, folder: str, *, timeout_s: float = START_TIMEOUT_S) -> t
         + (f": {log.splitlines()[-1]}" if log else ""),
         hint=f"read {folder}/node-0/logs/relay.log",
     )
-
-
-def quiet(_: str) -> None:
-    """Takes a line and says nothing."""
-
-
-__all__ = ["Say", "address", "cell_token", "client", "make_secrets", "own_code", "own_python", "relay_files"]
