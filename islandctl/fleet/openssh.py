@@ -57,7 +57,7 @@ def resolve(host: str, ssh: Ssh) -> tuple[Hop, ...]:
     """
     address = parse_address(host)
     for what, path in (("config", ssh.config), ("identity", ssh.identity), ("known_hosts", ssh.known_hosts)):
-        if path is not None and not Path(path).expanduser().is_file():
+        if path is not None and (not Path(path).expanduser().exists() or Path(path).expanduser().is_dir()):
             raise ConfigError(f"ssh.{what}: there is no file {path}", hint="correct the path in the site profile")
     own = Address(
         ssh.user if address.user is None else address.user,

@@ -491,6 +491,30 @@ def start(folder: str, python: str) -> dict[str, Any]:
     return {"started": False, "alive": False, "reason": "the supervisor did not come up; see logs/supervisor.log"}
 
 
+def stop(folder: str, timeout_s: float) -> dict[str, Any]:
+    """Set the stop switch and wait for the end; a lost supervisor's leftovers are ended here. ``late``: not yet."""
+    if states([folder])[0]["state"] in ("absent", "ended"):
+        return {"late": False}
+    with open(os.path.join(folder, "stop"), "w"):
+        pass
+    deadline = time.monotonic() + timeout_s
+    while states([folder])[0]["state"] in LIVE:
+        if time.monotonic() > deadline:
+            return {"late": True}
+        time.sleep(0.05)
+    job = read_json(os.path.join(folder, "job.json"))
+    if job is not None and states([folder])[0]["state"] == "lost":
+        left = end_marked(job["mark"], job["name"], max(0.0, deadline - time.monotonic()))
+        state = read_json(os.path.join(folder, "state.json")) or {}
+        reason = (
+            f"its supervisor was lost; processes that would not end: {left}" if left else "its supervisor was lost"
+        )
+        verdict = {"outcome": "stopped", "code": None, "signal": None, "reason": reason, "at": utc()}
+        write_json(os.path.join(folder, "exit.json"), dict(verdict, restarts=state.get("restarts", 0)), durable=True)
+        write_json(os.path.join(folder, "state.json"), dict(state, state="ended", child_pid=None, since=utc()))
+    return {"late": False}
+
+
 def command(arguments: list[str]) -> int:
     """The command line."""
     if len(arguments) != 2 or arguments[0] not in ("start", "keep"):

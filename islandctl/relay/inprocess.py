@@ -110,13 +110,13 @@ class InProcessRelay:
         """Entries with seq > ``after``; waits for the first, and lets deadlines pass meanwhile."""
         end = self.clock() + wait_s
         while True:
-            deadline = self.service.tick()
+            next_s = self.service.tick()
             with self._changed:
                 found = self.service.entries(after, limit)
                 now = self.clock()
                 if found or now >= end:
                     return found
-                self._changed.wait(max(0.001, min(end, deadline if deadline is not None else end) - now))
+                self._changed.wait(max(0.001, end - now if next_s is None else min(end - now, next_s)))
 
 
 class InProcessTransport:

@@ -149,7 +149,7 @@ class Service:
         """Write all commits that are due.
 
         Returns:
-            When the next one may be due without any event, on the service's clock.
+            Seconds until the next one may be due without any event; None: never.
         """
         with self._lock:
             wrote = False
@@ -158,7 +158,8 @@ class Service:
                 wrote = True
             if wrote:
                 self._tell()
-            return self._rounds.next_deadline()
+            deadline = self._rounds.next_deadline()
+            return None if deadline is None else max(0.0, deadline - self._clock())
 
     def _tell(self) -> None:
         for listener in self._listeners:

@@ -1,0 +1,385 @@
+"""The supervisor as it runs on a node: a real process with real children."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from islandctl.errors import RunError
+from islandctl.fleet import node, supervisor
+from islandctl.fleet.job import RestartPolicy, SupervisorJob, SupervisorState
+from islandctl.fleet.local import LocalHost
+
+SCRIPT = Path(supervisor.__file__)
+HOST = LocalHost()
+QUICK = RestartPolicy(limit=3, backoff_s=0.05, backoff_limit_s=0.1)
+
+
+def until(met: Callable[[], Any], what: str, timeout_s: float = 15.0) -> Any:
+    """Poll until something holds."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if value := met():
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"not within {timeout_s} s: {what}")
+
+
+class Kept:
+    """One supervisor folder in a test."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.folder = root / "cell a" / "node-0"
+        self.mark = f"mark-{os.getpid()}-{root.name}"
+
+    def job(self, program: str, **more: Any) -> SupervisorJob:
+        settings: dict[str, Any] = {
+            "run": "test",
+            "mark": self.mark,
+            "name": "cell a/node-0",
+            "argv": (sys.executable, "-c", textwrap.dedent(program)),
+            "cwd": str(self.root),
+            "env": {"ROOT": str(self.root)},
+            "restart": QUICK,
+            "stop_timeout_s": 0.3,
+            **more,
+        }
+        return SupervisorJob(**settings)
+
+    def start(self, program: str, **more: Any) -> int:
+        return node.start(HOST, SCRIPT.as_posix(), sys.executable, self.folder.as_posix(), self.job(program, **more))
+
+    @property
+    def state(self) -> SupervisorState:
+        return node.state(HOST, self.folder.as_posix())
+
+    def ended(self) -> SupervisorState:
+        until(lambda: self.state.state == "ended", "the end")
+        return self.state
+
+    def written(self, name: str) -> str:
+        return until(lambda: (self.root / name).exists() and (self.root / name).read_text(), f"file {name}")
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "logs" / "node-0.log").read_text()
+
+    def left(self) -> list[node.Leftover]:
+        return node.leftovers(HOST, self.mark)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[Kept]:
+    kept = Kept(tmp_path)
+    yield kept
+    node.end_leftovers(HOST, kept.mark, 0.0)
+    assert kept.left() == []
+
+
+FOREVER = "import time\nopen('ready', 'w').write('1')\ntime.sleep(600)"
+
+
+def test_keeps_a_child_and_tells_how_it_ended(kept: Kept) -> None:
+    kept.start("import os; print('hello from', os.environ['ISLANDCTL_RUN'], os.environ['ISLANDCTL_JOB'])")
+    state = kept.ended()
+    assert (state.outcome, state.code, state.restarts) == ("finished", 0, 0)
+    assert f"hello from {kept.mark} cell a/node-0" in kept.log
+
+
+def test_absent_folder_is_absent(tmp_path: Path) -> None:
+    assert node.state(HOST, (tmp_path / "nothing").as_posix()).state == "absent"
+
+
+def test_restarts_with_backoff_up_to_the_limit(kept: Kept) -> None:
+    kept.start("import sys; print('life', flush=True); sys.exit(3)")
+    state = kept.ended()
+    assert (state.outcome, state.code, state.restarts) == ("failed", 3, 3)
+    assert "exit code 3; 3 restarts without progress" in state.reason
+    assert kept.log.count("life") == 4
+    assert "restart 1 in 0.1 s" in kept.log
+
+
+def test_progress_resets_the_limit(kept: Kept) -> None:
+    program = """
+        import os, sys
+        with open("metrics", "a") as file:
+            file.write("step\\n")
+        lives = open("metrics").read().count("step")
+        sys.exit(0 if lives == 7 else 1)
+    """
+    kept.start(program, progress=str(kept.root / "metrics"))
+    state = kept.ended()
+    assert (state.outcome, state.restarts) == ("finished", 6)
+
+
+def outcome(kept: Kept, told: dict[str, Any], code: int, restarts_first: bool = False) -> SupervisorState:
+    program = f"""
+        import json, sys
+        json.dump({told!r}, open("outcome.json", "w"))
+        sys.exit({code})
+    """
+    kept.start(program, outcome=str(kept.root / "outcome.json"))
+    return kept.ended()
+
+
+def test_outcome_finished_is_final_even_with_a_bad_exit_code(kept: Kept) -> None:
+    state = outcome(kept, {"outcome": "finished"}, 1)
+    assert (state.outcome, state.code, state.restarts) == ("finished", 1, 0)
+
+
+def test_outcome_failed_without_retry_is_final(kept: Kept) -> None:
+    state = outcome(kept, {"outcome": "failed", "retry": False, "reason": "replicas differ"}, 1)
+    assert (state.outcome, state.reason, state.restarts) == ("failed", "replicas differ", 0)
+
+
+def test_outcome_failed_with_retry_is_tried_again(kept: Kept) -> None:
+    state = outcome(kept, {"outcome": "failed", "retry": True, "reason": "link"}, 1)
+    assert (state.outcome, state.restarts) == ("failed", 3)
+
+
+def test_an_old_outcome_does_not_count(kept: Kept) -> None:
+    (kept.root / "outcome.json").write_text(json.dumps({"outcome": "finished"}))
+    kept.start("import sys; sys.exit(4)", outcome=str(kept.root / "outcome.json"))
+    assert kept.ended().outcome == "failed"
+
+
+def test_exit_code_zero_without_the_promised_outcome_is_no_end(kept: Kept) -> None:
+    kept.start("pass", outcome=str(kept.root / "outcome.json"))
+    state = kept.ended()
+    assert (state.outcome, state.restarts) == ("failed", 3)
+
+
+def test_a_signal_is_told_as_such(kept: Kept) -> None:
+    kept.start("import os; os.kill(os.getpid(), 9)", restart=RestartPolicy(limit=0))
+    state = kept.ended()
+    assert (state.outcome, state.code, state.signal) == ("failed", None, 9)
+    assert state.reason.startswith("killed by SIGKILL")
+
+
+def test_a_command_that_does_not_exist(kept: Kept) -> None:
+    kept.start("", argv=("/no/such/program",))
+    assert kept.ended().code == 127
+    assert "cannot start /no/such/program" in kept.log
+
+
+def test_environment_files_and_setup_lines(kept: Kept) -> None:
+    secret = "p(a$s\"s\nx'`"
+    (kept.root / "secret.json").write_text(json.dumps({"TOKEN": secret}))
+    kept.start(
+        "import json, os; json.dump([os.environ['TOKEN'], os.environ['FROM_SETUP']], open('seen', 'w'))",
+        env_files=(str(kept.root / "secret.json"),),
+        setup=("FROM_SETUP='a b'", "export FROM_SETUP"),
+    )
+    kept.ended()
+    assert json.loads(kept.written("seen")) == [secret, "a b"]
+    assert secret not in "".join(path.read_text() for path in kept.folder.rglob("*") if path.is_file())
+
+
+def test_stop_kills_a_child_that_ignores_term(kept: Kept) -> None:
+    kept.start("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + FOREVER)
+    kept.written("ready")
+    state = node.stop(HOST, kept.folder.as_posix(), 20)
+    assert (state.state, state.outcome, state.signal) == ("ended", "stopped", 9)
+    assert kept.left() == []
+
+
+def test_stop_gives_the_child_time_to_end_itself(kept: Kept) -> None:
+    program = """
+        import signal, sys, time
+        def end(*_):
+            time.sleep(0.5)
+            open("saved", "w").write("yes")
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, end)
+        open("ready", "w").write("1")
+        time.sleep(600)
+    """
+    kept.start(program, stop_timeout_s=20.0)
+    kept.written("ready")
+    state = node.stop(HOST, kept.folder.as_posix(), 20)
+    assert (state.outcome, state.code) == ("stopped", 0)
+    assert kept.written("saved") == "yes"
+
+
+def test_stop_ends_a_grandchild_in_another_session(kept: Kept) -> None:
+    grandchild = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{FOREVER}"
+    program = f"""
+        import subprocess, sys, time
+        subprocess.Popen([sys.executable, "-c", {grandchild!r}], start_new_session=True)
+        time.sleep(600)
+    """
+    kept.start(program)
+    kept.written("ready")
+    assert len(kept.left()) == 3  # supervisor, child, grandchild
+    assert node.stop(HOST, kept.folder.as_posix(), 20).outcome == "stopped"
+    assert kept.left() == []
+
+
+def test_a_crash_leaves_no_orphans_to_the_next_life(kept: Kept) -> None:
+    program = """
+        import os, subprocess, sys
+        orphan = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+        with open("orphans", "a") as file:
+            file.write(f"{orphan.pid}\\n")
+        os.kill(os.getpid(), 9)
+    """
+    kept.start(program)
+    kept.ended()
+    orphans = [int(line) for line in (kept.root / "orphans").read_text().split()]
+    assert len(orphans) == 4
+    assert [pid for pid in orphans if supervisor.birth(pid) is not None] == []
+
+
+def test_foreign_processes_are_left_alone(kept: Kept) -> None:
+    env = {**os.environ, "ISLANDCTL_RUN": kept.mark + "-other", "ISLANDCTL_JOB": "cell a/node-0"}
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=env, start_new_session=True)
+    try:
+        kept.start(FOREVER)
+        kept.written("ready")
+        node.stop(HOST, kept.folder.as_posix(), 20)
+        assert other.poll() is None
+        supervisor._kill(other.pid, supervisor.birth(other.pid) + 1, signal.SIGKILL)
+        assert other.poll() is None  # the same number, but born at another time: not ours
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_a_second_start_is_refused(kept: Kept) -> None:
+    pid = kept.start(FOREVER)
+    with pytest.raises(RunError, match="runs already"):
+        kept.start(FOREVER)
+    again = subprocess.run(
+        [sys.executable, str(SCRIPT), "start", str(kept.folder)], capture_output=True, text=True, timeout=30
+    )
+    assert again.returncode == 1
+    assert json.loads(again.stdout)["reason"] == f"supervisor {pid} runs already"
+    loop = subprocess.run([sys.executable, str(SCRIPT), "keep", str(kept.folder)], capture_output=True, timeout=30)
+    assert b"another supervisor holds" in loop.stderr
+    assert kept.state.state == "running"
+
+
+def test_hangup_does_not_end_it(kept: Kept) -> None:
+    pid = kept.start(FOREVER)
+    kept.written("ready")
+    child = kept.state.child_pid
+    os.kill(pid, signal.SIGHUP)
+    os.kill(child, signal.SIGHUP)
+    time.sleep(0.3)
+    state = kept.state
+    assert (state.state, state.child_pid, state.supervisor_pid) == ("running", child, pid)
+    assert os.getsid(pid) == pid != os.getsid(0)
+    assert os.getsid(child) == child
+
+
+def test_killed_supervisor_is_lost_and_its_successor_ends_the_leftovers(kept: Kept) -> None:
+    pid = kept.start(FOREVER)
+    kept.written("ready")
+    child = kept.state.child_pid
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: kept.state.state == "lost", "state lost")
+    assert kept.state.reason == "the supervisor was killed"
+    assert supervisor.birth(child) is not None  # training went on
+    (kept.root / "ready").unlink()
+    kept.start(FOREVER)
+    kept.written("ready")
+    assert supervisor.birth(child) is None
+    state = kept.state
+    assert state.state == "running"
+    assert state.child_pid != child
+    assert node.stop(HOST, kept.folder.as_posix(), 20).outcome == "stopped"
+
+
+def test_stop_of_a_lost_supervisor_ends_its_child(kept: Kept) -> None:
+    os.kill(kept.start(FOREVER), signal.SIGKILL)
+    until(lambda: kept.state.state == "lost", "state lost")
+    state = node.stop(HOST, kept.folder.as_posix(), 5)
+    assert (state.state, state.outcome) == ("ended", "stopped")
+    assert kept.left() == []
+
+
+def test_a_successor_believes_the_outcome_that_was_told_meanwhile(kept: Kept) -> None:
+    program = """
+        import json, os, time
+        open("ready", "w").write("1")
+        while not os.path.exists("go"):
+            time.sleep(0.02)
+        json.dump({"outcome": "finished", "reason": "all steps done"}, open("outcome.json", "w"))
+    """
+    pid = kept.start(program, outcome=str(kept.root / "outcome.json"))
+    kept.written("ready")
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: kept.state.state == "lost", "state lost")
+    (kept.root / "go").touch()
+    kept.written("outcome.json")
+    until(lambda: kept.left() == [], "the child's end")
+    kept.start(program, outcome=str(kept.root / "outcome.json"))
+    state = kept.ended()
+    assert (state.outcome, state.reason, state.restarts) == ("finished", "all steps done", 0)
+
+
+def test_after_a_reboot_the_state_is_lost(kept: Kept) -> None:
+    kept.start(FOREVER)
+    kept.written("ready")
+    node.stop(HOST, kept.folder.as_posix(), 20)
+    path = kept.folder / "state.json"
+    told = json.loads(path.read_text())
+    path.write_text(json.dumps({**told, "state": "running", "boot_id": "another", "supervisor_pid": os.getpid()}))
+    assert (kept.state.state, kept.state.reason) == ("lost", "the node was rebooted")
+    # The same number, but another process than the one that wrote it.
+    path.write_text(json.dumps({**told, "state": "running", "supervisor_pid": os.getpid(), "supervisor_birth": 1}))
+    assert (kept.state.state, kept.state.reason) == ("lost", "the supervisor was killed")
+
+
+def test_term_to_the_supervisor_is_a_stop(kept: Kept) -> None:
+    pid = kept.start(FOREVER)
+    kept.written("ready")
+    os.kill(pid, signal.SIGTERM)
+    state = kept.ended()
+    assert (state.outcome, state.reason) == ("stopped", "the supervisor got SIGTERM")
+
+
+def test_a_new_start_after_the_end_is_a_new_life(kept: Kept) -> None:
+    kept.start(FOREVER)
+    node.stop(HOST, kept.folder.as_posix(), 20)
+    (kept.root / "ready").unlink(missing_ok=True)
+    kept.start(FOREVER)
+    kept.written("ready")
+    assert kept.state.state == "running"
+    assert node.stop(HOST, kept.folder.as_posix(), 20).outcome == "stopped"
+
+
+def test_the_file_is_python_3_8_and_depends_on_nothing() -> None:
+    tree = ast.parse(SCRIPT.read_text(), feature_version=(3, 8))
+    imported = {
+        name.partition(".")[0]
+        for found in ast.walk(tree)
+        for name in (
+            [alias.name for alias in found.names]
+            if isinstance(found, ast.Import)
+            else [found.module or ""]
+            if isinstance(found, ast.ImportFrom)
+            else []
+        )
+    }
+    assert imported <= set(sys.stdlib_module_names)
+
+
+def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert supervisor.command(["begin"]) == 2
+    assert "usage" in capsys.readouterr().err
+    with contextlib.suppress(ValueError):
+        assert supervisor.ending(-999) == "killed by signal 999"
