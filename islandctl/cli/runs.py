@@ -28,7 +28,10 @@ def runs(json: Annotated[bool, typer.Option("--json", help="One JSON document on
         keys = ("run", "created", "phase", "reason", "attempt", "config_hash", "plan_hash")
         output.as_json(
             [
-                {**{key: getattr(record, key) for key in keys}, "sites": list(dict.fromkeys(c.site for c in record.cells))}
+                {
+                    **{key: getattr(record, key) for key in keys},
+                    "sites": list(dict.fromkeys(c.site for c in record.cells)),
+                }
                 for record in records
             ]
         )

@@ -10,7 +10,8 @@ import typer
 def stop(
     run: Annotated[str | None, typer.Argument(help="The run; left out: the newest one.")] = None,
     deadline: Annotated[
-        float, typer.Option("--deadline", min=0, help="Seconds that the cells get to checkpoint; 0: end them at once.")
+        float,
+        typer.Option("--deadline", min=0, help="Seconds that the cells get to checkpoint; 0: end them at once."),
     ] = 300.0,
     json: Annotated[bool, typer.Option("--json", help="The report as one JSON document on stdout.")] = False,
 ) -> None:

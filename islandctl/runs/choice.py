@@ -77,5 +77,7 @@ def _exactly(
         raise UsageError(f"there is no joint checkpoint at step {step}", hint=f"joint checkpoints: {known}")
     faults = faults_of(candidate)
     if faults:
-        raise CheckpointError(f"checkpoint of step {step}: {'; '.join(faults)}", hint="choose another step with --from")
+        raise CheckpointError(
+            f"checkpoint of step {step}: {'; '.join(faults)}", hint="choose another step with --from"
+        )
     return Choice(joint=candidate, passed_over=passed)

@@ -5,24 +5,25 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from types import TracebackType
 from typing import Generic, TypeVar
 
 from pydantic import ValidationError
 
-from islandctl.config.paths import CellFolder, RunFolder
+from islandctl.config.paths import CellFolder
 from islandctl.errors import IslandError
 from islandctl.fleet import node as nodes
 from islandctl.fleet.host import Host
 from islandctl.fleet.job import SupervisorState
 from islandctl.planner.plan import Plan
-from islandctl.relay.client import RelayClient
 from islandctl.relay.messages import RelayStatus
 from islandctl.runs.metrics import heartbeat_from
 from islandctl.runs.reach import Reach, Say
 from islandctl.runs.record import KeptRecord, NodeRecord, RunRecord, load
+from islandctl.runs.relay import client
 from islandctl.runs.status import Facts, NodeFacts, Outcome, RunStatus
 from islandctl.runs.watch import combine
 
@@ -32,21 +33,6 @@ NODE_TIMEOUT_S = 20.0
 METRICS_TAIL_BYTES = 256 * 1024
 LOG_TAIL_BYTES = 8 * 1024
 LOG_TAIL_LINES = 12
-
-
-def controller_token(run: str) -> str:
-    """The controller's key to the run's relay."""
-    return (RunFolder.of(run).secrets / "token").read_text().strip()
-
-
-def relay_client(record: RunRecord, *, timeout_s: float = RELAY_TIMEOUT_S) -> RelayClient:
-    """A client of the run's relay in the controller's role."""
-    return RelayClient(
-        record.relay_url,
-        controller_token(record.run),
-        ca=RunFolder.of(record.run).secrets / "ca.pem",
-        timeout_s=timeout_s,
-    )
 
 
 class Asked(Generic[R]):
@@ -115,8 +101,6 @@ class Watcher:
 
     def look(self) -> RunStatus:
         """One look. Never fails because somebody does not answer."""
-        import time
-
         self._record = load(self._record.run)
         end = time.monotonic() + self._deadline_s
         asked: list[Asked[RelayStatus] | Asked[NodeFacts] | Asked[SupervisorState]]
@@ -138,7 +122,7 @@ class Watcher:
             relay_state=states.pop("relay", None),
             tunnels=states,
             nodes=tuple(seen),
-            launcher_alive=_alive(self._record.launcher_pid),
+            launcher_alive=self._record.launcher_pid > 0 and _alive(self._record.launcher_pid),
         )
         return combine(self._record, self._plan, facts)
 
@@ -158,10 +142,8 @@ class Watcher:
         return NodeFacts(cell=node.cell, node=node.index, trouble=_trouble(answer, node.label, self._deadline_s))
 
     def _ask_relay(self) -> RelayStatus:
-        if not self._record.relay_url:
-            raise IslandError("the relay is not started yet")
-        with relay_client(self._record) as client:
-            return client.status()
+        with client(self._record, timeout_s=RELAY_TIMEOUT_S) as relay:
+            return relay.status()
 
     def _look_at_kept(self, kept: KeptRecord) -> SupervisorState:
         host = self._reach.beside(kept.host)
@@ -176,7 +158,7 @@ class Watcher:
         if state.state == "ended":
             outcome = read_outcome(host, str(folder.outcome))
         if not self._relay_answers and node.index == 0:
-            content = read_tail(host, str(folder.metrics), METRICS_TAIL_BYTES)
+            content = nodes.read_tail(host, str(folder.metrics), METRICS_TAIL_BYTES)
             steps = self._plan.recipe.training.steps
             beat = heartbeat_from(content, cell=node.cell, attempt=self._record.attempt, steps=steps)
         lines = self._last_lines(host, node, outcome) if failed else ()
@@ -188,21 +170,16 @@ class Watcher:
         ranks = range(first, first + node.num_ranks)
         names = [f"rank-{outcome.rank}.log"] if outcome and outcome.rank in ranks else []
         for name in (*names, f"node-{node.index}.log"):
-            content = read_tail(host, f"{node.folder}/logs/{name}", LOG_TAIL_BYTES)
+            content = nodes.read_tail(host, f"{node.folder}/logs/{name}", LOG_TAIL_BYTES)
             lines = [line for line in content.decode(errors="replace").splitlines() if line.strip()]
             if lines:
                 return tuple(lines[-LOG_TAIL_LINES:])
         return ()
 
 
-def read_tail(host: Host, path: str, num_bytes: int) -> bytes:
-    """The last ``num_bytes`` of a file; empty when there is none."""
-    return nodes.read_tail(host, path, num_bytes)
-
-
 def read_outcome(host: Host, path: str) -> Outcome | None:
     """A cell's ``outcome.json``; None when there is none or it is cut."""
-    content = read_tail(host, path, 64 * 1024)
+    content = nodes.read_tail(host, path, 64 * 1024)
     try:
         return Outcome.model_validate_json(content)
     except ValidationError:
@@ -214,13 +191,7 @@ def _trouble(answer: object, who: str, deadline_s: float) -> str:
 
 
 def _alive(pid: int) -> bool:
-    """Does the launching process still run on this machine? Its pid is only looked at while a launch is young."""
-    if pid <= 0 or not Path(f"/proc/{pid}").is_dir():
-        return pid > 0 and _exists(pid)
-    return True
-
-
-def _exists(pid: int) -> bool:
+    """Does the launching process still run? Only asked while the phase is ``launching``."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

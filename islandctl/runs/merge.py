@@ -73,7 +73,9 @@ class Tail:
 
 def merge(batches: Iterable[Sequence[Line]]) -> list[Line]:
     """Lines of several files in order of time; the order inside each file stays as it is."""
-    numbered = [(line.at, batch, index, line) for batch, lines in enumerate(batches) for index, line in enumerate(lines)]
+    numbered = [
+        (line.at, batch, index, line) for batch, lines in enumerate(batches) for index, line in enumerate(lines)
+    ]
     # a file's own order wins over a clock that was set back: the key is the running maximum inside each file
     keyed, newest = [], {}
     for at, batch, index, line in numbered:

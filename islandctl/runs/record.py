@@ -205,7 +205,9 @@ def load(run: str | None = None) -> RunRecord:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise UsageError(f"{path}: {place}: {first['msg']}", hint="the record was written by another version?") from error
+        raise UsageError(
+            f"{path}: {place}: {first['msg']}", hint="the record was written by another version?"
+        ) from error
 
 
 def load_all() -> list[RunRecord]:

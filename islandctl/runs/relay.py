@@ -99,12 +99,17 @@ def own_python() -> str:
     return sys.executable
 
 
-def client(record: RunRecord, *, timeout_s: float = 5.0) -> RelayClient:
-    """A client of the run's relay in the controller's role."""
+def client(record: RunRecord, *, timeout_s: float = 5.0, retry_s: float = 0.0) -> RelayClient:
+    """A client of the run's relay in the controller's role.
+
+    Raises:
+        UnreachableError: there is no relay yet.
+    """
     folder = RunFolder.of(record.run).secrets
-    return RelayClient(
-        record.relay_url, (folder / "token").read_text(), ca=folder / "ca.pem", timeout_s=timeout_s
-    )
+    if not record.relay_url:
+        raise UnreachableError(f"{record.run}: the relay was never started")
+    token = (folder / "token").read_text()
+    return RelayClient(record.relay_url, token, folder / "ca.pem", timeout_s=timeout_s, retry_s=retry_s)
 
 
 def wait_until_it_answers(record: RunRecord, host: Host, *, timeout_s: float = START_TIMEOUT_S) -> RelayStatus:

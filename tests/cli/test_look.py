@@ -62,7 +62,14 @@ def test_fits_in_100_columns() -> None:
 
 def test_shows_what_the_user_asks_for() -> None:
     shown = text(view())
-    for part in ("demo", "running", "1234567/2000000", "ETA 1 h 02 min", "attempt 2", "12 committed, 1 empty, 1 open"):
+    for part in (
+        "demo",
+        "running",
+        "1234567/2000000",
+        "ETA 1 h 02 min",
+        "attempt 2",
+        "12 committed, 1 empty, 1 open",
+    ):
         assert part in shown
     assert "0.1333 █" not in shown
     assert "0.1333" in shown
@@ -73,7 +80,9 @@ def test_shows_what_the_user_asks_for() -> None:
 
 
 def test_a_failure_shows_the_culprits_last_lines_and_the_next_command() -> None:
-    culprit = Culprit(site="west", cell="west", node="west/h1", rank=2, reason="disk [full]", lines=("OSError [Errno 28]",))
+    culprit = Culprit(
+        site="west", cell="west", node="west/h1", rank=2, reason="disk [full]", lines=("OSError [Errno 28]",)
+    )
     shown = text(view(state="failed", detail="west: disk [full]", hint="islandctl resume demo", culprit=culprit))
     assert "last lines of west/h1:" in shown
     assert "OSError [Errno 28]" in shown

@@ -65,9 +65,7 @@ def test_a_dead_relay_is_degraded_and_the_files_tell() -> None:
 
 def test_the_first_to_fail_is_named_with_reason_hint_and_lines() -> None:
     victim = make.node(0, make.ended("failed", reason="exit code 1"), lines=("Connection closed by peer",))
-    spoken = Outcome(
-        outcome="failed", reason="disk full", hint="free some space", rank=0, at=7.0, step=7
-    )
+    spoken = Outcome(outcome="failed", reason="disk full", hint="free some space", rank=0, at=7.0, step=7)
     cause = make.node(1, make.ended("failed", reason="disk full"), outcome=spoken, lines=("OSError: [Errno 28]",))
     view = look(make.facts(victim, cause))
     assert view.state == "failed"
@@ -137,7 +135,10 @@ def test_a_silent_cell_is_said_to_be_silent() -> None:
 
 
 def test_waiting_shows_what_for() -> None:
-    beats = {0: make.heartbeat(0, state="waiting", message="waits for the commit of fragment 1"), 1: make.heartbeat(1)}
+    beats = {
+        0: make.heartbeat(0, state="waiting", message="waits for the commit of fragment 1"),
+        1: make.heartbeat(1),
+    }
     view = look(make.facts(relay=make.relay(beats)))
     assert (view.state, view.detail) == ("waiting", "waits for the commit of fragment 1")
 
