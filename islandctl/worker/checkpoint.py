@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -86,6 +86,8 @@ class Saved:
     step: int
     manifest: str = ""
     """Hash of its manifest; empty before verification."""
+    files: frozenset[str] = frozenset()
+    """What the manifest names; empty before verification."""
 
 
 def listing(folder: Path) -> list[Saved]:
@@ -190,7 +192,7 @@ def hash_file(path: Path) -> str:
     return hasher.hexdigest()
 
 
-def verify(path: Path, ranks: Ranks, *, expected: str = "") -> Manifest:
+def verify(saved: Saved, ranks: Ranks, *, expected: str = "") -> Saved:
     """Check a checkpoint against its manifest, the ranks sharing the work. Opens nothing but JSON.
 
     Args:
@@ -199,16 +201,18 @@ def verify(path: Path, ranks: Ranks, *, expected: str = "") -> Manifest:
     Raises:
         CheckpointError: at every rank; names the file and what is wrong with it.
     """
-    manifest = Manifest.model_validate_json(_on_lead(ranks, path, lambda: _read_manifest(path, expected)))
+    path = saved.path
+    content = _on_lead(ranks, path, lambda: _read_manifest(path, expected))
+    manifest = Manifest.model_validate_json(content)
     mine = manifest.files[ranks.rank :: ranks.size]
     problems = ranks.gather(_try(lambda: [text for record in mine if (text := _fault(path, record))]))
     for problem in problems:
         if problem:
             raise CheckpointError(problem if isinstance(problem, str) else problem[0])
-    return manifest
+    return replace(saved, manifest=digest(content), files=frozenset(record.name for record in manifest.files))
 
 
-def _read_manifest(path: Path, expected: str) -> str:
+def _read_manifest(path: Path, expected: str) -> bytes:
     place = path / MANIFEST
     try:
         content = place.read_bytes()
@@ -219,7 +223,7 @@ def _read_manifest(path: Path, expected: str) -> str:
         raise CheckpointError(f"{place}: missing; the checkpoint was never finished") from error
     except ValidationError as error:
         raise CheckpointError(f"{place}: damaged: not a manifest") from error
-    return content.decode()
+    return content
 
 
 def _fault(path: Path, record: FileRecord) -> str:
@@ -271,12 +275,10 @@ def choose(folder: Path, *, attempt: int, cell: int, entries: Sequence[Entry], r
         if saved.attempt != attempt:
             continue
         try:
-            verify(saved.path, ranks, expected=known.get((saved.attempt, saved.step), ""))
+            return verify(saved, ranks, expected=known.get((saved.attempt, saved.step), ""))
         except CheckpointError as error:
             log.warning("%s; taking the checkpoint before it", error.message)
             _on_lead(ranks, saved.path, lambda path=saved.path: _set_aside(path))  # type: ignore[misc]
-            continue
-        return _with_hash(saved)
     if attempt == 1:
         return None
     rewind = next((e for e in reversed(entries) if isinstance(e, Rewind) and e.attempt == attempt), None)
@@ -291,16 +293,10 @@ def choose(folder: Path, *, attempt: int, cell: int, entries: Sequence[Entry], r
     problems = []
     for saved in candidates:
         try:
-            verify(saved.path, ranks, expected=rewind.manifests[cell])
+            return verify(saved, ranks, expected=rewind.manifests[cell])
         except CheckpointError as error:
             problems.append(error.message)
-        else:
-            return _with_hash(saved)
     raise CheckpointError("; ".join(problems), hint=hint)
-
-
-def _with_hash(saved: Saved) -> Saved:
-    return Saved(saved.path, saved.attempt, saved.step, digest((saved.path / MANIFEST).read_bytes()))
 
 
 def _set_aside(path: Path) -> None:
@@ -309,23 +305,22 @@ def _set_aside(path: Path) -> None:
     path.rename(target)
 
 
-def prune(folder: Path, *, attempt: int, joint_steps: Sequence[int], keep: int) -> list[Path]:
-    """Delete checkpoints that are older than the newest ``keep`` (at least two) joint ones of this attempt.
+def prune(folder: Path, *, joint: Sequence[tuple[int, int]], keep: int) -> list[Path]:
+    """Delete the checkpoints older than the newest ``keep`` (at least two) joint ones.
 
-    Until the attempt has that many of its own, nothing is deleted: the one it began with may still be needed.
+    Until there are that many, nothing is deleted; of abandoned attempts only what is older than all of those.
 
     Args:
-        joint_steps: steps at which, as the ledger says, every cell has a checkpoint of this attempt.
+        joint: (attempt, step) of the joint checkpoints in the run's present history, as the ledger tells them.
 
     Returns:
         The folders deleted.
     """
     keep = max(2, keep)
-    here = {saved.step for saved in listing(folder) if saved.attempt == attempt}
-    kept = sorted(here & set(joint_steps))[-keep:]
-    if len(kept) < keep:
+    if len(joint) < keep:
         return []
-    old = [saved.path for saved in listing(folder) if (saved.attempt, saved.step) < (attempt, kept[0])]
+    oldest = sorted(joint)[-keep]
+    old = [saved.path for saved in listing(folder) if (saved.attempt, saved.step) < oldest]
     for path in old:
         _set_aside(path)  # a half-deleted folder must not look like a checkpoint
         shutil.rmtree(path.with_name(f".damaged-{path.name}"), ignore_errors=True)

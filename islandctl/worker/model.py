@@ -221,18 +221,18 @@ class Decoder(nn.Module):
         return logits_BSV, Routing(torch.stack(counts).detach(), torch.stack(probs))
 
 
-def balance_loss(counts_LE: Tensor, probs_LE: Tensor) -> Tensor:
+def balance_loss(counts_LE: Tensor, probs_LE: Tensor, num_tokens: float) -> Tensor:
     """E · Σₑ fₑPₑ, summed over the blocks: 1 a block when the experts are used evenly, up to E when not.
 
     Args:
-        counts_LE: assignments to each expert, of the whole batch.
-        probs_LE: summed probabilities, of the whole batch.
+        counts_LE: assignments to each expert.
+        probs_LE: summed probabilities.
+        num_tokens: tokens that ``probs_LE`` sums over.
     """
     if counts_LE.numel() == 0:
         return probs_LE.sum()
     share_LE = counts_LE / counts_LE.sum(dim=1, keepdim=True)
-    mean_LE = probs_LE / probs_LE.detach().sum(dim=1, keepdim=True)
-    return counts_LE.shape[1] * (share_LE * mean_LE).sum()
+    return counts_LE.shape[1] * (share_LE * probs_LE).sum() / num_tokens
 
 
 def initialise(model: Decoder, seed: int) -> None:

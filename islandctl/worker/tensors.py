@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from islandctl.errors import CheckpointError
 from islandctl.worker.parallel import Ranks
@@ -47,7 +49,7 @@ class _IndexUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"names {module}.{name}, which no checkpoint needs")
 
 
-class _Reader(dcp.FileSystemReader):
+class _Reader(FileSystemReader):
     """Reads the index through the allowlist, and only files that the manifest names."""
 
     def __init__(self, path: Path, files: Collection[str]) -> None:
@@ -76,9 +78,9 @@ def save(path: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            dcp.save(
+            dcp_save(
                 dict(tensors),
-                storage_writer=dcp.FileSystemWriter(path),
+                storage_writer=FileSystemWriter(path),
                 process_group=ranks.group,
                 no_dist=ranks.size == 1,
             )
@@ -106,7 +108,7 @@ def load(path: Path, tensors: Mapping[str, Tensor], files: Collection[str], rank
                 for key, entry in index.items()
                 if key.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
             }
-            dcp.load(
+            dcp_load(
                 {**tensors, **own},
                 storage_reader=reader,
                 process_group=ranks.group,

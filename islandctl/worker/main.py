@@ -1,0 +1,301 @@
+"""The worker's life on one rank, from cell.json to outcome.json. The loop reads from top to bottom."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections import deque
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from pydantic import ValidationError
+
+from islandctl.config.job import CellJob
+from islandctl.config.paths import CellFolder
+from islandctl.errors import CheckpointError, ConfigError, IslandError
+from islandctl.worker import checkpoint as checkpoints
+from islandctl.worker import tensors as disk
+from islandctl.worker.cell import Cell
+from islandctl.worker.checkpoint import TrainingState
+from islandctl.worker.data import read_text
+from islandctl.worker.links import connect, join, map_hash, read_ledger
+from islandctl.worker.metrics import Metrics
+from islandctl.worker.outcome import Outcome, write_outcome
+from islandctl.worker.parallel import Ranks
+from islandctl.worker.reporter import Reporter, first_heartbeat, registered
+from islandctl.worker.wishes import Stopped, Wishes
+
+log = logging.getLogger("islandctl.worker")
+NODE_VARIABLE = "ISLANDCTL_NODE_FOLDER"
+FAREWELL_S = 60.0
+"""How long the end waits for the relay to hear of the last checkpoint. It is on disk in any case."""
+
+
+class Worker:
+    """One rank of one cell."""
+
+    def __init__(self, folder: CellFolder, job: CellJob, wishes: Wishes) -> None:
+        self.folder, self.job, self.wishes, self.recipe = folder, job, wishes, job.recipe
+        self.checkpoint_folder = Path(folder.checkpoints)
+        self.step = 0
+        """Inner steps finished."""
+        self.tokens = 0
+        """Trained by this cell."""
+        self.bits_per_byte: list[tuple[int, float]] = []
+
+    def run(self) -> Outcome:
+        """Train to the end or to a stop.
+
+        Raises:
+            IslandError: what ended it.
+        """
+        training, evaluation, every = self.recipe.training, self.recipe.evaluation, self.recipe.checkpoint.every
+        self.ranks = Ranks.start(self.job.num_ranks)
+        text = read_text(self.recipe.data, sequence=training.sequence)
+        self.held_out_hash = text.held_out_hash
+        self.cell = Cell(self.job, self.ranks, text)
+        self.relay = connect(self.folder, self.recipe.exchange.mode)
+        self.metrics = Metrics(Path(self.folder.metrics), self.job.attempt) if self.ranks.leads else None
+        self.reporter = Reporter(
+            self.relay if self.ranks.leads else None,
+            first_heartbeat(self.job, text.held_out_hash),
+            num_cells=len(self.job.cells),
+            checkpoints=self.checkpoint_folder,
+            keep=self.recipe.checkpoint.keep,
+        )
+        self.island = join(self.folder, self.job, self.cell, self.ranks, self.relay)
+        self.restore()
+        if not self.bits_per_byte:
+            self.evaluate()
+
+        clock, reason = Clock(self.cell.tokens_per_step), ""
+        self.reporter.update(state="training")
+        while self.step < training.steps and not reason:
+            result = self.cell.train_step(self.step)
+            self.step += 1
+            self.tokens += self.cell.tokens_per_step
+            with self.reporter.doing("waiting"):
+                self.island.step(self.cell.tokens_per_step)
+
+            rate = clock.tick()
+            self.note("train", **vars(result), tokens=self.tokens, tokens_per_s=round(rate, 1))
+            self.reporter.update(step=self.step, tokens=self.tokens, tokens_per_s=rate, loss=result.loss)
+            self.note_exchange()
+            if self.step == training.steps:
+                break
+            if self.step % evaluation.every == 0:
+                self.evaluate()
+            reason, save = self.asked()
+            if reason or save or self.step % every == 0:
+                self.save()
+
+        if not reason:
+            with self.reporter.doing("waiting"):
+                self.island.finish()
+            self.note_exchange()
+            self.evaluate()
+            self.save()
+            return Outcome.ended("finished", f"all {self.step} steps are done", step=self.step)
+        return Outcome.ended("stopped", reason, step=self.step)
+
+    def restore(self) -> None:
+        """Take the state from the right checkpoint, if there is one, and catch up with the ledger."""
+        entries = read_ledger(self.relay, self.ranks, self.wishes)
+        saved = checkpoints.choose(
+            self.checkpoint_folder,
+            attempt=self.job.attempt,
+            cell=self.job.cell,
+            entries=entries,
+            ranks=self.ranks,
+        )
+        if saved is not None:
+            state = checkpoints.read_state(
+                saved.path,
+                run=self.job.run,
+                config_hash=self.job.config_hash,
+                cell=self.job.cell,
+                num_ranks=self.ranks.size,
+            )
+            own = disk.load(saved.path, self.cell.tensors(), saved.files, self.ranks)
+            self.cell.restore_random_states(own)
+            self.island.load_state_dict(
+                {key.removeprefix("island/"): tensor for key, tensor in own.items() if key.startswith("island/")}
+            )
+            self.cell.sequences.restore(state.cursor)
+            self.step, self.tokens, self.bits_per_byte = state.step, state.tokens, list(state.bits_per_byte)
+            if saved.attempt == self.job.attempt and not registered(entries, saved, self.job.cell):
+                self.reporter.register(saved, state.versions)
+            log.info("continuing from %s", saved.path.name)
+        with self.reporter.doing("waiting"):
+            self.step = self.island.resume()
+        self.reporter.update(step=self.step, tokens=self.tokens, bits_per_byte=tuple(self.bits_per_byte[-60:]))
+        self.note("start", checkpoint=saved.path.name if saved else "", num_ranks=self.ranks.size)
+
+    def evaluate(self) -> None:
+        """Bits per byte on the held-out text."""
+        with self.reporter.doing("evaluating"):
+            value = self.cell.evaluate()
+        self.bits_per_byte.append((self.step, value))
+        self.note("eval", bits_per_byte=value)
+        self.reporter.update(bits_per_byte=tuple(self.bits_per_byte[-60:]))
+        log.info("step %d: %.4f bits per byte", self.step, value)
+
+    def asked(self) -> tuple[str, bool]:
+        """Why to stop now (empty: go on), and whether a checkpoint is asked for: the same at every rank.
+
+        Raises:
+            IslandError: the relay's verdict that this cell must not go on.
+        """
+        verdict = self.reporter.verdict
+        stop_at = self.island.should_stop_at()
+        flags = [
+            verdict is not None,
+            stop_at is not None and self.step >= stop_at,
+            self.reporter.stop_heard and self.recipe.exchange.mode == "none",
+            self.wishes.stopping,
+            self.ranks.leads and self.wishes.take_save(),
+        ]
+        judged, stop, alone_stop, signalled, save = self.ranks.agree([int(flag) for flag in flags])
+        if judged:
+            raise verdict or IslandError("the relay refuses this cell; rank 0 says why")
+        reason = "stopped on request" if stop or alone_stop else "stopped by a signal" if signalled else ""
+        return reason, bool(save)
+
+    def save(self) -> None:
+        """Write a checkpoint and tell the relay. A full disk costs this checkpoint, not the training."""
+        began = time.monotonic()
+        state = TrainingState(
+            run=self.job.run,
+            config_hash=self.job.config_hash,
+            map_hash=map_hash(self.island),
+            cell=self.job.cell,
+            num_ranks=self.ranks.size,
+            attempt=self.job.attempt,
+            step=self.step,
+            tokens=self.tokens,
+            cursor=self.cell.sequences.state(),
+            versions=tuple(self.island.versions()),
+            held_out_hash=self.held_out_hash,
+            bits_per_byte=tuple(self.bits_per_byte),
+        )
+        island = {f"island/{key}": tensor for key, tensor in self.island.state_dict().items()}
+        own = {f"rank-{self.ranks.rank}/{key}": tensor for key, tensor in (self.cell.random_states() | island).items()}
+        try:
+            with self.reporter.doing("checkpointing"):
+                saved = checkpoints.write(self.checkpoint_folder, state, self.cell.tensors() | own, self.ranks)
+        except CheckpointError as error:
+            log.error("no checkpoint at step %d: %s (%s)", self.step, error.message, error.hint)
+            self.note("checkpoint", error=error.message)
+            self.reporter.update(message=f"no checkpoint at step {self.step}: {error.message}")
+            return
+        self.note("checkpoint", path=saved.path.name, seconds=round(time.monotonic() - began, 3))
+        self.reporter.update(message="")
+        self.reporter.register(saved, state.versions)
+        log.info("checkpoint %s", saved.path.name)
+
+    def note(self, kind: str, **values: Any) -> None:
+        """A line in metrics.jsonl, by rank 0."""
+        if self.metrics is not None:
+            self.metrics.write(kind, self.step, **values)
+
+    def note_exchange(self) -> None:
+        """Tell the counts of rounds when they have changed."""
+        counts = dict(self.island.metrics())
+        if counts and counts != getattr(self, "_counts", None):
+            self._counts = counts
+            self.note("exchange", **counts)
+            self.reporter.update(**{f"rounds_{key}": counts[key] for key in ("applied", "skipped", "late")})
+
+    def close(self, outcome: Outcome) -> None:
+        """Say farewell to relay and ranks."""
+        self.note("end", outcome=outcome.outcome, reason=outcome.reason)
+        if hasattr(self, "reporter"):
+            self.reporter.update(state=outcome.outcome, message="" if outcome.outcome == "finished" else outcome.reason)
+            if not self.reporter.close(wait_s=FAREWELL_S if outcome.outcome != "failed" else 5.0):
+                log.warning("the relay has not heard of the end; it will when the cell is started again")
+        if hasattr(self, "island"):
+            self.island.close()
+
+
+class Clock:
+    """Tokens per second over the last steps, evaluations and checkpoints included."""
+
+    def __init__(self, tokens_per_step: int) -> None:
+        self._tokens_per_step = tokens_per_step
+        self._times = deque([time.monotonic()], maxlen=21)
+
+    def tick(self) -> float:
+        """One step is done; the present rate."""
+        self._times.append(time.monotonic())
+        return self._tokens_per_step * (len(self._times) - 1) / max(1e-9, self._times[-1] - self._times[0])
+
+
+def read_job(folder: CellFolder) -> CellJob:
+    """``cell.json``.
+
+    Raises:
+        ConfigError: missing, or not a cell's job.
+    """
+    try:
+        return CellJob.model_validate_json(Path(folder.job).read_bytes())
+    except OSError as error:
+        raise ConfigError(f"cannot read {folder.job}: {error.strerror}", hint="run islandctl launch") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(
+            f"{folder.job}: {place}: {first['msg']}",
+            hint="this file is written by islandctl launch; the versions of controller and site may differ",
+        ) from error
+
+
+def start_log(rank: int) -> None:
+    """Log to stderr; under a supervisor stdout and stderr become ``logs/rank-N.log``."""
+    node = os.environ.get(NODE_VARIABLE)
+    if node:
+        logs = Path(node, "logs")
+        logs.mkdir(parents=True, exist_ok=True)
+        file = os.open(logs / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        for stream in (1, 2):
+            os.dup2(file, stream)
+        os.close(file)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+
+
+def main(argv: list[str]) -> int:
+    """Run one rank of the cell in the folder ``argv[0]``. Returns the exit code: 0 for finished and stopped."""
+    if len(argv) != 1:
+        sys.stderr.write("usage: python -m islandctl.worker CELL_FOLDER\n")
+        return 2
+    rank = int(os.environ.get("RANK", "0"))
+    start_log(rank)
+    folder = CellFolder(PurePosixPath(os.path.abspath(argv[0])))
+    if rank == 0:
+        Path(folder.outcome).unlink(missing_ok=True)
+    wishes = Wishes(Path(folder.root))
+    wishes.listen()
+
+    worker: Worker | None = None
+    code = 0
+    try:
+        worker = Worker(folder, read_job(folder), wishes)
+        outcome = worker.run()
+    except Stopped as error:
+        outcome = Outcome.ended("stopped", str(error), step=0)
+    except Exception as error:
+        log.exception("rank %d ends: %s", rank, error)
+        outcome = Outcome.of(error, step=worker.step if worker else 0, rank=rank)
+        code = error.exit_code if isinstance(error, IslandError) else 1
+    if rank == 0 or code:
+        write_outcome(Path(folder.outcome), outcome)
+    log.info("%s: %s", outcome.outcome, outcome.reason)
+    if worker is not None:
+        worker.close(outcome)
+    if worker is not None and not code:
+        worker.ranks.close()
+    return code

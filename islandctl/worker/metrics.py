@@ -1,0 +1,51 @@
+"""``metrics.jsonl``: what happened, one JSON object a line, written by rank 0.
+
+Every line has ``kind``, ``attempt``, ``step`` and ``time`` (seconds since 1970, for people). Kinds:
+
+    start       the loop begins: from (checkpoint's name or empty), num_ranks, parameters, device
+    train       one step: loss (nats per token), balance, grad_norm, lr, tokens (so far), tokens_per_s
+    eval        held-out text: bits_per_byte
+    exchange    rounds so far: what the exchange counts (applied, skipped, late, …)
+    checkpoint  a whole one was written: path, seconds; or error
+    end         outcome
+
+A worker that comes back repeats steps since its checkpoint and writes their lines again. A reader keeps the last
+line of each (kind, attempt, step); of several attempts, the newest one that has the step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+
+class Metrics:
+    """Appends lines, each in one write, so that a reader never meets half a line of a living worker."""
+
+    def __init__(self, path: Path, attempt: int) -> None:
+        self.attempt = attempt
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self._drop_torn_line()
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        """Append one line. A full disk loses the line, not the training."""
+        line = {"kind": kind, "attempt": self.attempt, "step": step, "time": round(time.time(), 3), **values}
+        try:
+            os.write(self._file, (json.dumps(line) + "\n").encode())
+        except OSError:
+            self._drop_torn_line()
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+    def _drop_torn_line(self) -> None:
+        """What a kill in the middle of a write left behind the last line's end."""
+        size = os.fstat(self._file).st_size
+        tail = os.pread(self._file, 1 << 16, max(0, size - (1 << 16)))
+        torn = len(tail) - (tail.rfind(b"\n") + 1)
+        if torn:
+            os.ftruncate(self._file, size - torn)

@@ -1,0 +1,72 @@
+"""``outcome.json``: how the workers ended, in their own words. The supervisor reads it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Literal
+
+from islandctl.config.model import Model
+from islandctl.errors import CheckpointError, ConfigError, DivergenceError, IslandError, RelayError, RunError
+
+log = logging.getLogger(__name__)
+_FINAL = (ConfigError, DivergenceError, CheckpointError)
+_FINAL_CODES = {"halted", "stale", "held_out", "forbidden"}
+"""Refusals of the relay that a repetition would meet again."""
+
+
+class NotFiniteError(RunError):
+    """The loss is no longer a number. A repetition would give the same."""
+
+
+class Outcome(Model):
+    """The last word of a cell's workers."""
+
+    outcome: Literal["finished", "stopped", "failed"]
+    retry: bool
+    """May the supervisor start the workers again?"""
+    reason: str
+    hint: str = ""
+    step: int = 0
+    rank: int = 0
+    at: float
+    """Seconds since 1970."""
+
+    @classmethod
+    def of(cls, error: BaseException, *, step: int, rank: int) -> Outcome:
+        """The outcome of an error: final where a repetition would meet the same one."""
+        if isinstance(error, IslandError):
+            final = isinstance(error, (*_FINAL, NotFiniteError))
+            if isinstance(error, RelayError):
+                final = error.code in _FINAL_CODES
+            reason, hint, retry = error.message, error.hint, not final
+        else:
+            first = (str(error) or "no message").splitlines()[0]
+            reason, hint, retry = f"{type(error).__name__}: {first}", "see islandctl logs", True
+        return cls(
+            outcome="failed", retry=retry, reason=reason, hint=hint, step=step, rank=rank, at=round(time.time(), 3)
+        )
+
+    @classmethod
+    def ended(cls, outcome: Literal["finished", "stopped"], reason: str, *, step: int) -> Outcome:
+        """A good end."""
+        return cls(outcome=outcome, retry=False, reason=reason, step=step, at=round(time.time(), 3))
+
+
+def write_outcome(path: Path, outcome: Outcome) -> None:
+    """Write it whole and durable, unless another rank was first: the first to fail knows the cause."""
+    temporary = path.with_name(f".{path.name}.{outcome.rank}")
+    try:
+        with open(temporary, "w", encoding="utf-8") as stream:
+            stream.write(outcome.model_dump_json(indent=1))
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.link(temporary, path)
+    except FileExistsError:
+        log.info("another rank has told the outcome already")
+    except OSError as error:
+        log.error("cannot write %s: %s", path, error.strerror)
+    finally:
+        temporary.unlink(missing_ok=True)

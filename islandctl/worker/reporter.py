@@ -1,0 +1,169 @@
+"""What rank 0 tells the relay beside the loop: signs of life, and whole checkpoints in order.
+
+Nothing here can hurt the training: without an answer it tries again, and remembers what is still to tell. Only a
+verdict of the relay on the cell itself (its held-out text differs, its attempt is over) is handed to the loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from islandctl.config.job import CellJob
+from islandctl.errors import IslandError, RelayError, UnreachableError
+from islandctl.ledger.entries import Checkpoint, Entry, Stop
+from islandctl.ledger.joint import Lineage
+from islandctl.relay.messages import Heartbeat
+from islandctl.worker.checkpoint import Saved, prune
+
+log = logging.getLogger(__name__)
+INTERVAL_S = 2.0
+State = Literal["starting", "training", "waiting", "evaluating", "checkpointing", "finished", "stopped", "failed"]
+VERDICTS = {"held_out", "stale", "forbidden"}
+
+
+class Relay(Protocol):
+    """The part of the relay's client that is used here."""
+
+    def heartbeat(self, heartbeat: Heartbeat) -> Any:
+        """Tell a sign of life."""
+
+    def register_checkpoint(self, step: int, manifest: str, versions: Sequence[int], attempt: int) -> Any:
+        """Tell of a whole checkpoint."""
+
+    def entries(self, after: int, wait_s: float) -> Sequence[Entry]:
+        """Ledger entries after a sequence number."""
+
+
+class Reporter:
+    """Owns the thread that speaks for the cell.
+
+    Args:
+        relay: None for a run without one; then nothing is told, and every own checkpoint counts as joint.
+        first: the heartbeat to begin with.
+        checkpoints: the folder to tidy, keeping ``keep`` joint ones.
+    """
+
+    def __init__(
+        self, relay: Relay | None, first: Heartbeat, *, num_cells: int, checkpoints: Path, keep: int
+    ) -> None:
+        self.relay, self.checkpoints, self.keep = relay, checkpoints, keep
+        self.verdict: IslandError | None = None
+        """Why the cell must not go on."""
+        self.stop_heard = False
+        """The ledger has a stop entry of this attempt."""
+        self._lineage, self._seq = Lineage(num_cells), -1
+        self._joint: list[tuple[int, int]] = []
+        self._beat = first
+        self._lock = threading.Lock()
+        self._to_register: deque[tuple[Saved, tuple[int, ...]]] = deque()
+        self._wake, self._closing = threading.Event(), threading.Event()
+        self._silent = False
+        self._give_up = 0.0
+        self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
+        self._thread.start()
+
+    def update(self, **fields: Any) -> None:
+        """Change fields of the next heartbeat."""
+        with self._lock:
+            self._beat = self._beat.model_copy(update=fields)
+
+    @contextmanager
+    def doing(self, state: State) -> Iterator[None]:
+        """The cell is in ``state`` inside the block, and back in the one before after it."""
+        before = self._beat.state
+        self.update(state=state)
+        yield
+        self.update(state=before)
+
+    def register(self, saved: Saved, versions: Sequence[int]) -> None:
+        """Tell the relay of a whole checkpoint, as soon as it can be reached."""
+        with self._lock:
+            self._to_register.append((saved, tuple(versions)))
+        self._wake.set()
+
+    def close(self, *, wait_s: float) -> bool:
+        """Tell the last state and what is left to register.
+
+        Returns:
+            False when the relay could not be told within ``wait_s`` seconds.
+        """
+        self._give_up = time.monotonic() + wait_s
+        self._closing.set()
+        self._wake.set()
+        self._thread.join(wait_s + INTERVAL_S)
+        return not self._thread.is_alive() and not self._to_register
+
+    def _run(self) -> None:
+        while True:
+            closing = self._closing.is_set()
+            told = self._tell()
+            if closing and (told or time.monotonic() > self._give_up):
+                return
+            self._wake.wait(INTERVAL_S)
+            self._wake.clear()
+
+    def _tell(self) -> bool:
+        """One round of messages; True when all could be told."""
+        if self.relay is None:
+            self._register_all()
+            return True
+        try:
+            self._register_all()
+            self._follow(self.relay)
+            with self._lock:
+                beat = self._beat
+            self.relay.heartbeat(beat)
+        except UnreachableError as error:
+            if not self._silent:
+                log.warning("the relay does not answer (%s); training goes on", error.message)
+            self._silent = True
+            return False
+        except RelayError as error:
+            if error.code in VERDICTS:
+                self.verdict = error
+            log.warning("the relay refused a heartbeat: %s", error.message)
+        if self._silent:
+            log.info("the relay answers again")
+        self._silent = False
+        return True
+
+    def _register_all(self) -> None:
+        while self._to_register:
+            saved, versions = self._to_register[0]
+            if self.relay is not None:
+                try:
+                    self.relay.register_checkpoint(saved.step, saved.manifest, versions, saved.attempt)
+                except RelayError as error:
+                    log.warning("the relay refused the checkpoint of step %d: %s", saved.step, error.message)
+                self._follow(self.relay)
+            else:
+                self._joint.append((saved.attempt, saved.step))
+            self._to_register.popleft()
+            try:
+                for path in prune(self.checkpoints, joint=self._joint, keep=self.keep):
+                    log.info("removed %s: newer joint checkpoints exist", path.name)
+            except OSError as error:
+                log.warning("cannot tidy %s: %s", self.checkpoints, error)
+
+    def _follow(self, relay: Relay) -> None:
+        """Read on in the ledger."""
+        while entries := relay.entries(self._seq, 0.0):
+            for entry in entries:
+                self._lineage.add(entry)
+                self.stop_heard |= isinstance(entry, Stop) and entry.attempt == self._beat.attempt
+                self._seq = entry.seq
+        self._joint = [(one.attempt, one.step) for one in self._lineage.joint]
+
+
+def registered(entries: Sequence[Entry], saved: Saved, cell: int) -> bool:
+    """Does the ledger know this checkpoint of ``cell``?"""
+    return any(
+        isinstance(entry, Checkpoint) and entry.cell == cell and entry.manifest == saved.manifest for entry in entries
+    )

@@ -1,0 +1,42 @@
+"""What the outside asks of a worker process: a stop by signal, a checkpoint by file."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from types import FrameType
+
+SAVE = "save"
+"""A file of this name in the cell's folder asks for a checkpoint at the next step."""
+
+
+class Stopped(Exception):
+    """A signal ended the process where nothing was to be saved yet."""
+
+
+class Wishes:
+    """Heard at any time, granted by the loop between two steps.
+
+    Args:
+        folder: the cell's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / SAVE
+        self.stopping = False
+        """A signal has asked for a checkpoint and the end."""
+
+    def listen(self) -> None:
+        """From now on TERM and INT end the process after a checkpoint."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+
+    def take_save(self) -> bool:
+        """Whether the file is there; it is gone afterwards."""
+        if not self._file.exists():
+            return False
+        self._file.unlink(missing_ok=True)
+        return True
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self.stopping = True

@@ -1,0 +1,280 @@
+"""A relay of dictionaries, a toy model and a cell that trains it: everything an exchange needs, in one process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+
+from islandctl.config.recipe import Exchange, Late, Outer
+from islandctl.errors import RelayError, UnreachableError
+from islandctl.exchange.island import Island
+from islandctl.exchange.journal import Journal, MemoryJournal
+from islandctl.ledger.entries import ENTRY, Commit, Contribution, Entry, Genesis, Rewind, Stop
+from islandctl.ledger.packet import digest, unpack
+
+torch.set_num_threads(1)
+
+RUN, CONFIG = "toy", "c" * 64
+Place = tuple[int, int, int, int, int]
+
+
+class MemoryRelay:
+    """Commits a round when all cells that ``expects`` names for it have put all chunks.
+
+    ``expects(fragment, window)`` gives the cells whose packets count: all by default, fewer for a commit without
+    somebody, none for an empty commit as soon as the first packet is there.
+    """
+
+    def __init__(self, num_cells: int, num_fragments: int) -> None:
+        self.num_cells = num_cells
+        self.expects: Callable[[int, int], Sequence[int]] = lambda fragment, window: range(num_cells)
+        self.held: Callable[[int, int], bool] = lambda fragment, window: False
+        self.attempt = 1
+        self.versions = [0] * num_fragments
+        self.packets: dict[Place, bytes] = {}
+        self.ledger: list[Entry] = []
+        self.changed = threading.Condition()
+        cells = tuple(f"cell-{cell}" for cell in range(num_cells))
+        self._write(Genesis, run=RUN, config_hash=CONFIG, cells=cells, num_fragments=num_fragments)
+
+    def _write(self, kind: type, **fields: object) -> None:
+        entry = kind(seq=len(self.ledger), attempt=self.attempt, at="", previous="", **fields)
+        self.ledger.append(ENTRY.validate_json(entry.model_dump_json()))
+        self.changed.notify_all() if self.changed._is_owned() else None
+
+    def write(self, kind: type, **fields: object) -> None:
+        with self.changed:
+            self._write(kind, **fields)
+
+    def stop(self) -> None:
+        self.write(Stop, reason="asked")
+
+    def rewind(self, step: int, versions: Sequence[int]) -> None:
+        with self.changed:
+            self.attempt += 1
+            self.versions = list(versions)
+            self._write(Rewind, step=step, manifests=(), versions=tuple(versions))
+
+    def commits(self) -> list[Commit]:
+        return [entry for entry in self.ledger if isinstance(entry, Commit)]
+
+    def put(self, packet: bytes) -> None:
+        header, _ = unpack(packet)
+        place = (header.attempt, header.fragment, header.window, header.cell, header.chunk)
+        with self.changed:
+            if header.attempt != self.attempt:
+                raise RelayError("old attempt", code="stale")
+            if place in self.packets:
+                if self.packets[place] == packet:
+                    return
+                raise RelayError("other bytes", code="exists")
+            if self._closed(header.fragment, header.window):
+                raise RelayError("committed", code="closed")
+            if header.version != self.versions[header.fragment]:
+                raise RelayError("old anchor", code="stale")
+            self.packets[place] = bytes(packet)
+            self._commit(header.fragment, header.window)
+
+    def release(self) -> None:
+        """Look at held rounds again."""
+        with self.changed:
+            self.held = lambda fragment, window: False
+            for fragment, window in sorted({place[1:3] for place in self.packets}, key=lambda key: key[::-1]):
+                if not self._closed(fragment, window):
+                    self._commit(fragment, window)
+
+    def _closed(self, fragment: int, window: int) -> bool:
+        return any((c.attempt, c.fragment, c.window) == (self.attempt, fragment, window) for c in self.commits())
+
+    def _commit(self, fragment: int, window: int) -> None:
+        if self.held(fragment, window):
+            return
+        named = []
+        for cell in self.expects(fragment, window):
+            parts = {p[4]: d for p, d in self.packets.items() if p[:4] == (self.attempt, fragment, window, cell)}
+            if not parts:
+                return
+            header, _ = unpack(next(iter(parts.values())))
+            if len(parts) != header.num_chunks:
+                return
+            hashes = tuple(digest(parts[chunk]) for chunk in range(header.num_chunks))
+            named.append(Contribution(cell=cell, tokens=header.tokens, chunks=hashes))
+        self.versions[fragment] += bool(named)
+        self._write(
+            Commit,
+            fragment=fragment,
+            window=window,
+            version=self.versions[fragment],
+            named=tuple(named),
+            missing=tuple(cell for cell in range(self.num_cells) if cell not in {n.cell for n in named}),
+            reason="complete" if len(named) == self.num_cells else "deadline",
+        )
+
+    def fetch(self, place: Place) -> bytes:
+        with self.changed:
+            if place not in self.packets:
+                raise RelayError("no such packet", code="unknown")
+            return self.packets[place]
+
+    def entries(self, after: int, wait_s: float) -> Sequence[Entry]:
+        with self.changed:
+            self.changed.wait_for(lambda: len(self.ledger) > after + 1, timeout=min(wait_s, 0.2))
+            return self.ledger[after + 1 : after + 3]
+
+
+class MemoryTransport:
+    """One cell's way to the relay, which can be cut, and be told to say everything twice."""
+
+    def __init__(self, relay: MemoryRelay) -> None:
+        self.relay = relay
+        self.away = False
+        self.mute = False
+        """Puts get no answer; reading works."""
+        self.twice = False
+
+    def put(self, packet: bytes) -> None:
+        if self.away or self.mute:
+            raise UnreachableError("relay away")
+        self.relay.put(packet)
+        if self.twice:
+            self.relay.put(packet)
+
+    def fetch(self, attempt: int, fragment: int, window: int, cell: int, chunk: int) -> bytes:
+        if self.away:
+            raise UnreachableError("relay away")
+        return self.relay.fetch((attempt, fragment, window, cell, chunk))
+
+    def entries(self, after: int, wait_s: float) -> Sequence[Entry]:
+        if self.away:
+            raise UnreachableError("relay away")
+        entries = self.relay.entries(after, wait_s)
+        return [entry for entry in entries for _ in range(2 if self.twice else 1)]
+
+
+def toy_parameters() -> dict[str, torch.nn.Parameter]:
+    """Two blocks, an embedding, a head; odd sizes, so that chunks and shards are uneven."""
+    generator = torch.Generator().manual_seed(7)
+    shapes = {"embed.weight": (13, 6), "norm.weight": (6,), "head.weight": (13, 6)}
+    for block in range(3):
+        shapes |= {
+            f"blocks.{block}.norm.weight": (6,),
+            f"blocks.{block}.router.weight": (3, 6),
+            f"blocks.{block}.experts.up": (3, 6, 25),
+            f"blocks.{block}.experts.down": (3, 25, 6),
+        }
+    return {name: torch.nn.Parameter(torch.randn(shape, generator=generator)) for name, shape in shapes.items()}
+
+
+def train(parameters: dict[str, Tensor], cell: int, step: int) -> None:
+    """One inner step: towards this cell's own target, with noise that only depends on cell and step."""
+    generator = torch.Generator().manual_seed(1000 * cell + step)
+    for parameter in parameters.values():
+        value = parameter.data
+        pull = torch.randn(value.shape, generator=generator) * 0.1 + 1.0 + 0.2 * cell
+        value.sub_((value - pull) * 0.05)
+
+
+def toy_settings(**changes: object) -> Exchange:
+    fields: dict[str, object] = {"window": 6, "fragments": 2, "overlap": 2, "codec": "int8", "chunk": 256}
+    fields |= {"outer": Outer(lr=0.7, momentum=0.9), "late": Late(deadline="200 ms")}
+    return Exchange.model_validate(fields | changes)
+
+
+class Cell:
+    """One cell: a toy model and its island."""
+
+    def __init__(
+        self,
+        relay: MemoryRelay,
+        cell: int,
+        settings: Exchange | None = None,
+        *,
+        steps: int = 20,
+        attempt: int = 1,
+        journal: Journal | None = None,
+        transport: MemoryTransport | None = None,
+    ) -> None:
+        self.relay = relay
+        self.cell = cell
+        self.settings = settings or toy_settings()
+        self.steps = steps
+        self.journal = journal or MemoryJournal()
+        self.transport = transport or MemoryTransport(relay)
+        self.parameters = toy_parameters()
+        self.now = 0
+        self.island = Island(
+            self.parameters,
+            settings=self.settings,
+            steps=steps,
+            seed=3,
+            run=RUN,
+            config_hash=CONFIG,
+            attempt=attempt,
+            cell=cell,
+            num_cells=relay.num_cells,
+            transport=self.transport,
+            journal=self.journal,
+            deadline_grace_s=0.1,
+        )
+
+    def advance(self, until: int) -> Cell:
+        while self.now < until:
+            self.now += 1
+            train(self.parameters, self.cell, self.now)
+            self.island.step(tokens=100 + self.cell)
+        return self
+
+    def finish(self) -> Cell:
+        self.advance(self.steps)
+        self.island.finish()
+        return self
+
+    def values(self) -> dict[str, Tensor]:
+        return {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+
+    def save(self) -> tuple[int, dict[str, Tensor], dict[str, Tensor]]:
+        tensors = {key: tensor.clone() for key, tensor in self.island.state_dict().items()}
+        return self.now, self.values(), tensors
+
+    def reborn(
+        self, saved: tuple[int, dict[str, Tensor], dict[str, Tensor]] | None = None, *, attempt: int = 1
+    ) -> Cell:
+        """This cell after its death: a new process with the same journal, from the checkpoint or the beginning."""
+        self.island.close()
+        again = Cell(self.relay, self.cell, self.settings, steps=self.steps, attempt=attempt, journal=self.journal)
+        if saved is not None:
+            again.now, values, tensors = saved
+            for name, value in values.items():
+                again.parameters[name].data.copy_(value)
+            again.island.load_state_dict(tensors)
+        again.now = again.island.resume()
+        return again
+
+
+def together(*tasks: Callable[[], object]) -> list[object]:
+    """Run the tasks side by side; the first error is raised."""
+    with ThreadPoolExecutor(len(tasks)) as pool:
+        return [future.result() for future in [pool.submit(task) for task in tasks]]
+
+
+def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    """Equal keys and bits."""
+    return left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
+
+
+def anchors(cell: Cell) -> dict[str, Tensor]:
+    return {k: v for k, v in cell.island.state_dict().items() if k.startswith(("anchor", "momentum"))}
+
+
+@pytest.fixture
+def cells() -> Iterator[list[Cell]]:
+    """Cells put in here are closed at the end."""
+    kept: list[Cell] = []
+    yield kept
+    for cell in kept:
+        cell.island.close()
