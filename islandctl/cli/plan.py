@@ -17,12 +17,8 @@ if TYPE_CHECKING:
 
 def plan(
     recipe: Annotated[Path, typer.Argument(help="The recipe (YAML).", show_default=False)],
-    site: Annotated[
-        list[Path], typer.Option("--site", "-s", help="A site profile (YAML); once for each site.", show_default=False)
-    ],
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Save the plan here, for `islandctl launch`.", show_default=False)
-    ] = None,
+    site: Annotated[list[Path], typer.Option("--site", "-s", help="A site profile; once for each site.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Save the plan, for `islandctl launch`.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the whole plan as JSON.")] = False,
 ) -> None:
     """Check recipe and profiles, resolve every value, and say what would run where.
@@ -77,7 +73,9 @@ def save_plan(plan: Plan, path: Path) -> None:
                 os.unlink(file.name)
                 raise
     except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror}", hint="choose another path for --out") from error
+        raise UsageError(
+            f"{path}: cannot be written: {error.strerror}", hint="choose another path for --out"
+        ) from error
 
 
 def _launch_command(plan: Plan, recipe: Path, sites: list[Path], out: Path | None) -> str:

@@ -13,6 +13,7 @@ from islandctl.planner.limits import not_yet
 from islandctl.planner.plan import CellEstimate, CellPlan, Figure, Finding, Plan
 
 MAX_COLUMNS = 100
+_LEGEND = "sent, fetched: a window; round: snapshot to result; hidden: by overlap; link: share of time in use"
 _MARKS = {"fail": ("✗", "bold red"), "warn": ("!", "yellow"), "ok": ("✓", "green")}
 
 
@@ -24,6 +25,7 @@ def show(plan: Plan, *, command: str) -> None:
     console.print(_title(plan))
     console.print(_sites(plan))
     console.print(_cells(plan))
+    console.print(Text(_LEGEND, style="dim"))
     if plan.cost_per_hour is not None:
         cost = plan.cost_per_hour
         console.print(Text(f"cost {_span(cost.low, cost.high, '{:,.0f}')} USD/h ({cost.formula})"))
@@ -43,8 +45,8 @@ def _title(plan: Plan) -> Text:
     if exchange.mode == "none":
         return text.append("one cell alone, nothing is exchanged")
     return text.append(
-        f"{exchange.mode}: {len(plan.cells)} cells; window {exchange.window}, {exchange.fragments} fragments, overlap "
-        f"{exchange.overlap}, {exchange.codec}, {exchange.apply}"
+        f"{exchange.mode}: {len(plan.cells)} cells; window {exchange.window}, {exchange.fragments} fragments, "
+        f"overlap {exchange.overlap}, codec {exchange.codec}"
     )
 
 
@@ -77,10 +79,6 @@ def _cells(plan: Plan) -> Table:
         column.justify = "right"
     for cell, estimate in zip(plan.cells, plan.estimates, strict=True):
         table.add_row(*_cell_row(cell, estimate))
-    table.caption = (
-        "sent, fetched: a window · round: snapshot to result · hidden: by overlap · link: share of time in use"
-    )
-    table.caption_justify = "left"
     return table
 
 
@@ -102,9 +100,9 @@ def _cell_row(cell: CellPlan, estimate: CellEstimate) -> list[str]:
 
 def _memory(estimate: CellEstimate) -> str:
     need, limit = estimate.memory_per_rank, estimate.memory_limit
-    scale, unit, form = (2**30, "GiB", "{:.0f}") if need.high >= 10 * 2**30 else (2**30, "GiB", "{:.1f}")
-    span = _span(need.low / scale, need.high / scale, form)
-    return f"{span} of {form.format(limit.value / scale)} {unit}" if limit else f"{span} of ? {unit}"
+    form = "{:.0f}" if need.high >= 10 * 2**30 else "{:.1f}"
+    span = _span(need.low / 2**30, need.high / 2**30, form)
+    return f"{span} of {form.format(limit.value / 2**30) if limit else '?'} GiB"
 
 
 def _seconds_span(figure: Figure) -> str:
@@ -120,13 +118,13 @@ def _span(low: float, high: float, form: str) -> str:
 
 def _print_finding(console: Console, finding: Finding) -> None:
     mark, style = _MARKS[finding.level]
-    grid = Table.grid(padding=(0, 1))
     text = Text(f"{finding.place}: ", style="bold")
     text.append(finding.text, style="not bold")
     if finding.hint:
         text.append(f" → {finding.hint}", style="not bold dim")
-    grid.add_row(Text(mark, style=style), text)
-    console.print(grid)
+    for number, line in enumerate(text.wrap(console, console.width - 2)):
+        line.rstrip()
+        console.print(Text.assemble((mark if number == 0 else " ", style), " ", line))
 
 
 def _verdict(plan: Plan, command: str) -> Text:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-from enum import Enum
+from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 
-class Kind(str, Enum):
+class Kind(StrEnum):
     """The files a user writes."""
 
     site = "site"
     recipe = "recipe"
 
 
-def schema(kind: Annotated[Kind, typer.Argument(help="Which file: a site profile or a recipe.", show_default=False)]) -> None:
+def schema(
+    kind: Annotated[Kind, typer.Argument(help="A site profile or a recipe.", show_default=False)],
+) -> None:
     """Print the JSON Schema of a site profile or a recipe: every key, its meaning and its default.
 
     Editors complete and check YAML with it: put the line

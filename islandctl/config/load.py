@@ -135,5 +135,3 @@ def text_hash(path: str | os.PathLike[str]) -> str | None:
         return blake3(read_bytes(path, max_bytes=MAX_BYTES, hint="")).hexdigest()
     except ConfigError:
         return None
-
-

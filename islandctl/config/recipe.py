@@ -68,7 +68,6 @@ class DataRecipe(Settings):
     limit_bytes: int | None = Field(default=None, ge=1)
     """Read at most this much text, for rehearsals."""
 
-
     @field_validator("paths")
     @classmethod
     def _paths_are_absolute(cls, paths: tuple[str, ...]) -> tuple[str, ...]:

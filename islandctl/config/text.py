@@ -90,7 +90,7 @@ class _Reader:
         self._name = name
         self._anchors: dict[str, _Node] = {}
         self._num_nodes = 0
-        self._events: Iterator[yaml.Event] = iter(())
+        self._events: Iterator[Any] = iter(())
 
     def read(self) -> _Node:
         try:
@@ -115,7 +115,7 @@ class _Reader:
             raise self._error(_place(following), "a second document begins here; write one document a file")
         return root
 
-    def _node(self, event: yaml.Event, depth: int) -> _Node:
+    def _node(self, event: Any, depth: int) -> _Node:
         place = _place(event)
         self._num_nodes += 1
         if self._num_nodes > MAX_NODES:
@@ -124,7 +124,7 @@ class _Reader:
             raise self._error(place, f"more than {MAX_DEPTH} levels deep")
         if isinstance(event, yaml.AliasEvent):
             raise self._error(place, f"alias *{event.anchor} is allowed only in a merge (<<: *{event.anchor})")
-        if getattr(event, "tag", None) is not None:
+        if event.tag is not None:
             raise self._error(place, f"tag '{event.tag}' is not allowed; write the plain value")
         node = _Node(place)
         if isinstance(event, yaml.ScalarEvent):
@@ -180,7 +180,7 @@ class _Reader:
         return sources
 
     def _mapping(self, alias: yaml.AliasEvent) -> _Node:
-        node = self._anchors.get(alias.anchor)
+        node = self._anchors.get(str(alias.anchor))
         if node is None:
             raise self._error(_place(alias), f"alias *{alias.anchor} has no anchor &{alias.anchor} before it")
         if node.entries is None:
@@ -236,7 +236,8 @@ def _unfold(node: _Node, path: Path, values: dict[Path, Place], keys: dict[Path,
 
 
 def _place(event: yaml.Event) -> Place:
-    return (event.start_mark.line + 1, event.start_mark.column + 1)
+    mark = event.start_mark
+    return (mark.line + 1, mark.column + 1) if mark is not None else (1, 1)
 
 
 def _syntax(error: yaml.MarkedYAMLError) -> str:

@@ -154,13 +154,9 @@ Seconds: TypeAlias = Annotated[float, _typed(parse_seconds, "us|ms|s|min|h|d", "
 UsdPerHour: TypeAlias = Annotated[float, _typed(parse_usd_per_hour, "USD/h", "3.50 USD/h"), _written("USD/h")]
 UsdPerGigabyte: TypeAlias = Annotated[float, _typed(parse_usd_per_gb, "USD/GB", "0.05 USD/GB"), _written("USD/GB")]
 Flops: TypeAlias = Annotated[float, _typed(parse_flops, "[kKMGTP]?FLOP/s", "989 TFLOP/s"), _written("FLOP/s")]
-Share: TypeAlias = Annotated[
-    float,
-    BeforeValidator(
-        parse_share,
-        json_schema_input_type=Annotated[float, Field(ge=0, le=1)] | Annotated[str, Field(pattern=r"^[\d.eE+-]+\s*%?$")],
-    ),
-]
+_SHARE_NUMBER = Annotated[float, Field(ge=0, le=1)]
+_SHARE_TEXT = Annotated[str, Field(pattern=r"^[\d.eE+-]+\s*%?$", examples=["5 %"])]
+Share: TypeAlias = Annotated[float, BeforeValidator(parse_share, json_schema_input_type=_SHARE_NUMBER | _SHARE_TEXT)]
 """``5 %`` or 0.05."""
 
 
@@ -177,6 +173,14 @@ def seconds_text(number: float) -> str:
         if number < limit:
             return f"{_three(number / float(_TIME[unit]))} {unit}"
     return f"{_three(number / 86400)} d"
+
+
+def memory_text(number: float) -> str:
+    """``268 GiB``: binary, as memory is counted."""
+    for prefix, scale in reversed(_BINARY.items()):
+        if number >= 0.9995 * scale:
+            return f"{_three(number / scale)} {prefix}B"
+    return f"{_three(number)} B"
 
 
 def bits_per_s_text(number: float) -> str:

@@ -45,7 +45,9 @@ def catalogue() -> dict[str, Accelerator]:
 def _accelerator(row: dict[str, str], usual_ratio: float) -> Accelerator:
     gemm = row["gemm_bf16_tflops"]
     flops = float(gemm) if gemm else float(row["bf16_tflops"]) * usual_ratio
-    source = "best measured matrix rate" if gemm else f"{usual_ratio:.2f} × the data sheet, the catalogue's usual ratio"
+    source = (
+        "best measured matrix rate" if gemm else f"{usual_ratio:.2f} × the data sheet, the catalogue's usual ratio"
+    )
     return Accelerator(
         name=row["gpu"],
         memory_bytes=int(float(row["memory_gb"]) * 1e9),

@@ -27,11 +27,11 @@ def cost_per_hour(
             return None
         low += site.gpu.count * known.price_low
         high += site.gpu.count * known.price_high
-        parts.append(f"{site.name}: {site.gpu.count} × {_span(known.price_low, known.price_high)} ({known.price_source})")
+        parts.append(
+            f"{site.name}: {site.gpu.count} × {_span(known.price_low, known.price_high)} ({known.price_source})"
+        )
         if site.price.egress:
-            own = [
-                estimate for estimate, cell in zip(estimates, cells, strict=True) if cell.site == site.name
-            ]
+            own = [estimate for estimate, cell in zip(estimates, cells, strict=True) if cell.site == site.name]
             least, most = _egress(recipe, own, site.price.egress)
             low, high = low + least, high + most
             parts.append(f"egress {_span(least, most)}")
@@ -39,7 +39,7 @@ def cost_per_hour(
 
 
 def _egress(recipe: Recipe, estimates: Sequence[CellEstimate], usd_per_gb: float) -> tuple[float, float]:
-    """Dollars an hour for what the site's cells send: one window's bytes every window. Unknown step: 0, a lower bound."""
+    """Dollars an hour for what the site's cells send. A cell whose step time is unknown counts as 0."""
     least = most = 0.0
     for estimate in estimates:
         if estimate.step is not None:

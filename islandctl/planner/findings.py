@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from islandctl.config.recipe import Recipe
 from islandctl.config.site import SiteProfile
-from islandctl.config.units import bits_per_s_text, bytes_text, seconds_text
+from islandctl.config.units import bits_per_s_text, bytes_text, memory_text, seconds_text
 from islandctl.planner.fragments import FragmentSize
 from islandctl.planner.memory import checkpoint_bytes
 from islandctl.planner.parameters import Counts
@@ -30,14 +30,14 @@ def node_memory_finding(estimate: CellEstimate) -> Finding | None:
 
 
 def _against(what: str, place: str, need: Figure, limit: Figure | None, hint: str) -> Finding:
-    span = f"{bytes_text(need.low)} to {bytes_text(need.high)}"
+    span = f"{memory_text(need.low)} to {memory_text(need.high)}"
     if limit is None:
         return Finding(level="warn", place=place, text=f"{what}: needs {span}; what there is, is unknown")
-    text = f"{what}: needs about {bytes_text(need.value)} ({span}), has {bytes_text(limit.value)} ({limit.formula})"
+    text = f"{what}: needs {memory_text(need.value)} ({span}), has {memory_text(limit.value)}"
     if need.value > limit.value:
-        return Finding(level="fail", place=place, text=f"{text}; needed for {need.formula}", hint=hint)
+        return Finding(level="fail", place=place, text=f"{text} ({limit.formula}): {need.formula}", hint=hint)
     if need.high > limit.value:
-        return Finding(level="warn", place=place, text=f"{text}: may not fit", hint=hint)
+        return Finding(level="warn", place=place, text=f"{text} ({limit.formula}): may not fit", hint=hint)
     return Finding(level="ok", place=place, text=text)
 
 
@@ -60,8 +60,8 @@ def exchange_finding(recipe: Recipe, estimate: CellEstimate, busy_s: float) -> F
     longest = window * step.high
     if max(need.value, busy_s) > longest:
         text = (
-            f"the exchange needs {seconds_text(max(need.value, busy_s))} of the link in every window, but a window of "
-            f"{window} steps lasts {seconds_text(longest)} at most: training would always wait"
+            f"the exchange needs {seconds_text(max(need.value, busy_s))} of every window, but a window of {window} "
+            f"steps lasts {seconds_text(longest)} at most: training would always wait"
         )
         return Finding(level="fail", place=place, text=text, hint=slower)
     if need.value > estimate.overlap.value:
@@ -69,7 +69,9 @@ def exchange_finding(recipe: Recipe, estimate: CellEstimate, busy_s: float) -> F
         waits = seconds_text(wait.value) if wait else "?"
         enough_steps = math.ceil(need.value / step.value)
         hides = (
-            f"exchange.overlap: {enough_steps} hides it" if enough_steps < window else f"no overlap hides it: {slower}"
+            f"exchange.overlap: {enough_steps} hides it"
+            if enough_steps < window
+            else f"no overlap hides it: {slower}"
         )
         text = (
             f"{took}, overlap {overlap} hides {seconds_text(estimate.overlap.value)}: training waits "
@@ -108,7 +110,9 @@ def storage_finding(recipe: Recipe, counts: Counts, site: SiteProfile, cells_on_
         f"{bytes_text(site.storage.free)} are free"
     )
     if need > site.storage.free:
-        return Finding(level="fail", place=f"site {site.name}", text=text, hint="lower checkpoint.keep, or more space")
+        return Finding(
+            level="fail", place=f"site {site.name}", text=text, hint="lower checkpoint.keep, or more space"
+        )
     return Finding(level="ok", place=f"site {site.name}", text=text)
 
 

@@ -54,9 +54,7 @@ def fragment_sizes(model: ModelRecipe, exchange: Exchange) -> tuple[FragmentSize
 def _size(index: int, small: int, large: int, exchange: Exchange) -> FragmentSize:
     chunk = exchange.chunk
     num_chunks = -(-small // chunk) - (-large // chunk)
-    encoded = (
-        num_chunks * CODEC_HEADER_BYTES + _region(small, chunk, "bf16") + _region(large, chunk, exchange.codec)
-    )
+    encoded = num_chunks * CODEC_HEADER_BYTES + _region(small, chunk, "bf16") + _region(large, chunk, exchange.codec)
     return FragmentSize(index=index, small=small, large=large, num_chunks=num_chunks, encoded_bytes=encoded)
 
 

@@ -52,7 +52,10 @@ def make_plan(recipe: Loaded[Recipe], sites: Sequence[Loaded[SiteProfile]]) -> P
         sites=tuple(site.value for site in sites),
         cells=cells,
         config_hash=config_hash(recipe.value, tuple(cell.name for cell in cells)),
-        sources={os.path.abspath(loaded.path): loaded.text_hash for loaded in (recipe, *sites)},
+        sources={
+            os.path.abspath(recipe.path): recipe.text_hash,
+            **{os.path.abspath(site.path): site.text_hash for site in sites},
+        },
         parameters_total=counts.total,
         parameters_active=counts.active,
         estimates=estimates,

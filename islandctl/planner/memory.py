@@ -94,7 +94,7 @@ def rank_limit(site: SiteProfile, accelerator: Accelerator, cells_on_node: int, 
     if site.gpu.type == CPU:
         ranks = cells_on_node * cell.nodes[0].num_ranks
         limit = site.cpu.memory / ranks
-        formula = f"cpu.memory {site.cpu.memory / 2**30:.1f} GiB / {ranks} ranks on the node"
+        formula = "cpu.memory of the profile" + (f" / {ranks} ranks on the node" if ranks > 1 else "")
     elif accelerator.memory_bytes is not None:
         limit = float(accelerator.memory_bytes)
         formula = "gpu.memory of the profile" if site.gpu.memory else f"catalogue: {accelerator.name}"

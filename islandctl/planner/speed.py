@@ -11,6 +11,9 @@ from islandctl.planner.plan import CellPlan, Figure
 UTILISATION = (0.30, 0.45)
 """Share of the measured matrix rate that training reaches (assumption). Public runs of an 8B model on H100: 0.41."""
 
+NETWORK_SHARE = 0.6
+"""Share of the stated bandwidth inside a site that collectives reach in the worse case (assumption)."""
+
 
 def step_flops(recipe: Recipe, counts: Counts) -> float:
     """Operations of one step of one cell, forward and backward.
@@ -33,14 +36,15 @@ def step_time(
 ) -> Figure | None:
     """Seconds of one step, or None where the accelerator's rate is not known (``cpu``).
 
-    Low: the higher utilisation, and FSDP's traffic wholly hidden behind it. High: the lower, and nothing hidden.
+    Low: the higher utilisation, and FSDP's traffic wholly hidden behind it. High: the lower one, a network at
+    ``NETWORK_SHARE``, and nothing hidden.
     """
     if accelerator.matrix_flops is None:
         return None
     rate = accelerator.matrix_flops * cell.num_ranks
     fast, slow = (step_flops(recipe, counts) / (rate * share) for share in reversed(UTILISATION))
     traffic, words = _traffic_s(recipe, counts, site, accelerator, cell)
-    low, high = max(fast, traffic), slow + traffic
+    low, high = max(fast, traffic), slow + traffic / NETWORK_SHARE
     return Figure(
         value=(low + high) / 2,
         low=low,

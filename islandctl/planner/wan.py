@@ -52,7 +52,9 @@ def volume(fragments: tuple[FragmentSize, ...], copies: int, codec: str, directi
     )
 
 
-def round_time(fragments: tuple[FragmentSize, ...], cell: CellPlan, links: Mapping[str, Link], partners: int) -> Figure:
+def round_time(
+    fragments: tuple[FragmentSize, ...], cell: CellPlan, links: Mapping[str, Link], partners: int
+) -> Figure:
     """Seconds of the largest fragment's round: snapshot, put, commit, fetch, outer step.
 
     A packet is given out only after its round's commit, so up and down follow one another:
