@@ -102,13 +102,9 @@ def _check_ended(record: RunRecord, reach: Reach) -> None:
 
 
 def _changed_recipe(plan: Plan, path: str) -> Recipe | None:
-    """The recipe in ``path`` when the file has changed since the plan was made and is one."""
-    from islandctl.config.load import load_recipe, load_site, text_hash
+    """The recipe in ``path``, when that is the plan's recipe (its first source) and the file has changed since."""
+    from islandctl.config.load import load_recipe, text_hash
 
-    if not Path(path).is_file() or text_hash(path) == plan.sources[path]:
+    if path != next(iter(plan.sources)) or not Path(path).is_file() or text_hash(path) == plan.sources[path]:
         return None
-    try:
-        load_site(path)
-    except IslandError:
-        return load_recipe(path).value
-    return None
+    return load_recipe(path).value
