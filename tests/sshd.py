@@ -22,7 +22,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -201,8 +201,16 @@ class Sshd:
                 return
         raise RuntimeError(f"sshd did not start: {(self.folder / 'sshd.log').read_text()[-2000:]}")
 
+    def drop(self) -> None:
+        """Stop listening and end all connections, as when the machine goes down."""
+        connections = _children(self._process.pid) if self._process is not None else []
+        self.stop()
+        for pid in connections:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
     def stop(self) -> None:
-        """Stop listening and drop all sessions, as when the machine's network goes away."""
+        """Stop listening. Connections that stand go on, as with a restart of sshd."""
         if self._process is not None:
             for number in (signal.SIGTERM, signal.SIGKILL):
                 try:
@@ -217,7 +225,7 @@ class Sshd:
 
     def close(self) -> None:
         """Stop, and remove the namespace."""
-        self.stop()
+        self.drop()
         if self.namespace:
             self.namespace.close()
 
@@ -269,6 +277,14 @@ def site_profile(name: str, hosts: Sequence[str], ssh: dict[str, Any], work_dir:
             **more,
         }
     )
+
+
+def _children(pid: int) -> list[int]:
+    """All descendants of a process."""
+    found = []
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        found += [int(child), *_children(int(child))]
+    return found
 
 
 @contextmanager

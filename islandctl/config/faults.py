@@ -150,13 +150,14 @@ def _model_at(model: type[BaseModel], path: Path) -> type[BaseModel]:
     """The model that stands at ``path`` inside ``model``."""
     for part in path:
         if isinstance(part, str) and part in model.model_fields:
-            model = _inner_model(model.model_fields[part].annotation) or model
+            model = inner_model(model.model_fields[part].annotation) or model
     return model
 
 
-def _inner_model(annotation: Any) -> type[BaseModel] | None:
+def inner_model(annotation: Any) -> type[BaseModel] | None:
+    """The model that a field holds, also inside an Optional or a tuple."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     if get_origin(annotation) in (Union, types.UnionType, Annotated, tuple):
-        return next((model for inner in get_args(annotation) if (model := _inner_model(inner))), None)
+        return next((model for inner in get_args(annotation) if (model := inner_model(inner))), None)
     return None

@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from islandctl.config.model import Name, Settings
-from islandctl.config.site import Bandwidth, checked_address
-from islandctl.config.units import Seconds, Share
+from islandctl.config.site import Bandwidth, RoundTrip, checked_address
+from islandctl.config.units import Seconds, Share, parse_seconds, within
 
-Deadline = Annotated[Seconds, Field(gt=0, le=30 * 86400)]
-"""A time to wait: more than nothing, at most 30 days."""
+Deadline = Annotated[Seconds, within(parse_seconds, least="1 ms", most="30 d")]
+"""A time to wait: more than nothing."""
 Steps = Annotated[int, Field(ge=1, le=1_000_000_000)]
 STDLIB = "python-stdlib"
 """The word for the Python library's own sources, found on every machine."""
@@ -187,7 +187,7 @@ class Emulate(Settings):
     """A WAN emulated inside the relay, per cell and direction, for rehearsals on one machine."""
 
     bandwidth: Bandwidth
-    rtt: Annotated[Seconds, Field(le=60)]
+    rtt: RoundTrip
 
 
 class RelayRecipe(Settings):

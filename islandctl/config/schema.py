@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from pydantic import BaseModel
+
+from islandctl.config.faults import inner_model
 from islandctl.config.recipe import Recipe
 from islandctl.config.site import SiteProfile
 
@@ -19,7 +22,23 @@ def json_schema(kind: Literal["site", "recipe"]) -> dict[str, Any]:
     model = SiteProfile if kind == "site" else Recipe
     title = "islandctl site profile" if kind == "site" else "islandctl recipe"
     schema: dict[str, Any] = _plain(model.model_json_schema(mode="validation"))
+    for inner in _models(model):
+        part = schema if inner is model else schema["$defs"][inner.__name__]
+        written = inner.model_construct().model_dump(mode="json", warnings=False)
+        for key, item in part["properties"].items():
+            if "default" in item:
+                item["default"] = written[key]
     return {"$schema": DIALECT, **schema, "title": title}
+
+
+def _models(model: type[BaseModel]) -> set[type[BaseModel]]:
+    """``model`` and every model inside it."""
+    found = {model}
+    for item in model.model_fields.values():
+        inner = inner_model(item.annotation)
+        if inner is not None:
+            found |= _models(inner)
+    return found
 
 
 def _plain(value: Any) -> Any:

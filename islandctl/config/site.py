@@ -16,11 +16,15 @@ from islandctl.config.units import (
     Seconds,
     UsdPerGigabyte,
     UsdPerHour,
+    parse_bits_per_s,
+    parse_seconds,
+    within,
 )
 from islandctl.errors import ConfigError
 
-Bandwidth = Annotated[BitsPerSecond, Field(le=1e15)]
+Bandwidth = Annotated[BitsPerSecond, within(parse_bits_per_s, most="1 Pbit/s")]
 """Of one link; more than 1 Pbit/s is a slip of the hand."""
+RoundTrip = Annotated[Seconds, within(parse_seconds, most="60 s")]
 
 
 def checked_address(text: str) -> str:
@@ -71,7 +75,7 @@ class Wan(Settings):
     """Site to relay."""
     down: Bandwidth
     """Relay to site."""
-    rtt: Annotated[Seconds, Field(le=60)]
+    rtt: RoundTrip
     """Round-trip time to the relay."""
 
 
@@ -122,7 +126,7 @@ class Ssh(Settings):
     """An extra known_hosts file. The run's own file is always read as well."""
     host_keys: Literal["strict", "accept-new"] = "strict"
     """``strict``: an unknown host key stops. ``accept-new``: it is accepted once, shown and kept with the run."""
-    connect_timeout: Annotated[Seconds, Field(ge=1, le=600)] = 20.0
+    connect_timeout: Annotated[Seconds, within(parse_seconds, least="1 s", most="10 min")] = 20.0
     """One handshake; generous, since bastions across an ocean take seconds."""
 
 

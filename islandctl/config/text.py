@@ -108,9 +108,10 @@ class _Reader:
             place = (mark.line + 1, mark.column + 1) if mark else (1, 1)
             raise self._error(place, _syntax(error)) from error
         except yaml.reader.ReaderError as error:
+            code = error.character if isinstance(error.character, int) else ord(error.character)
             before = self._text[: error.position]
             place = (before.count("\n") + 1, error.position - before.rfind("\n"))
-            raise self._error(place, f"the character U+{ord(str(error.character)):04X} is not allowed") from error
+            raise self._error(place, f"the character U+{code:04X} is not allowed") from error
         if not isinstance(following, yaml.StreamEndEvent):
             raise self._error(_place(following), "a second document begins here; write one document a file")
         return root
@@ -241,10 +242,12 @@ def _place(event: yaml.Event) -> Place:
 
 
 def _syntax(error: yaml.MarkedYAMLError) -> str:
-    """PyYAML's own words, with the two faults that people make most said plainly."""
+    """PyYAML's own words, with the faults that people make most said plainly."""
     problem = str(error.problem or error.context or "not YAML")
     if "'\\t'" in problem:
         return "a tab cannot indent; use blanks"
+    if problem == "expected <block end>, but found ':'":
+        return "a key is missing before ':'"
     if "mapping values are not allowed" in problem:
         return "a second ': ' in this line; put the text in quotes"
     return problem

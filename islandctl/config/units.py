@@ -9,10 +9,11 @@ than zero; times, prices and shares may be zero.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Annotated, Any, TypeAlias
 
-from pydantic import BeforeValidator, Field, PlainSerializer
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 
 _NUMBER = r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?)"
 _DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
@@ -135,7 +136,7 @@ def parse_share(value: Any) -> float:
 
 def _written(unit: str) -> PlainSerializer:
     """Serialise as ``NUMBER UNIT``, so that a dumped model can be read again."""
-    return PlainSerializer(lambda number: f"{number!r} {unit}", return_type=str)
+    return PlainSerializer(lambda number: f"{number!r}".removesuffix(".0") + f" {unit}", return_type=str)
 
 
 def _typed(parse: Any, unit_pattern: str, example: str) -> BeforeValidator:
@@ -143,6 +144,20 @@ def _typed(parse: Any, unit_pattern: str, example: str) -> BeforeValidator:
     pattern = rf"^\s*\+?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{{1,3}})?\s*({unit_pattern})\s*$"
     written = Annotated[str, Field(pattern=pattern, examples=[example])]
     return BeforeValidator(parse, json_schema_input_type=written)
+
+
+def within(parse: Callable[[Any], float], *, least: str | None = None, most: str) -> AfterValidator:
+    """Bounds of a quantity, written with their units, so that a message can say them."""
+    low, high = None if least is None else parse(least), parse(most)
+
+    def check(number: float) -> float:
+        if low is not None and number < low:
+            raise ValueError(f"must be at least {least}")
+        if number > high:
+            raise ValueError(f"must be at most {most}")
+        return number
+
+    return AfterValidator(check)
 
 
 _RATE = "[kKMGTP]?(bit|B)/s"

@@ -150,15 +150,18 @@ class Island:
         """Apply what is in flight, then exchange every fragment once more: all cells end with the same bits.
 
         The final rounds are exact averages of what is left (fp32, η = 1, μ = 0), residuals included: nothing is owed
-        afterwards. A final round that nobody's packets came to is begun again under the next window number.
+        afterwards. A cell whose step counter ran ahead of its rounds (it trained on without the relay) first makes up
+        for them. A final round that nobody's packets came to is begun again under the next window number.
         Collective; blocks until the other cells are there, or the relay's late policy goes on without them.
         """
         self._follower.start([state.resolved_seq for state in self._states])
         self._settle(finishing=True)
         while not all(state.final for state in self._states):
             for p, state in enumerate(self._states):
+                last = self.schedule.last_window(p)
                 if not state.final:
-                    self._open(p, max(self.schedule.final_window, state.window + 1))
+                    # Regular rounds left undone (steps without the relay): the other cells still wait for them.
+                    self._open(p, last if state.window < last else max(self.schedule.final_window, state.window + 1))
             self._settle(finishing=True)
         for p, state in enumerate(self._states):
             for name, anchor in self._shards.scatter(self.map.fragments[p], state.anchor):
@@ -182,7 +185,7 @@ class Island:
     def close(self) -> None:
         """End all threads. Packets that are not put yet are in the checkpoint, or come again with the replay."""
         self._latch.closed.set()
-        self._latch.notify()
+        self._latch.fail(ExchangeError("the exchange was closed"))  # wakes a loop that still waits in another thread
         self._follower.join()
         self._courier.close()
 
@@ -258,7 +261,7 @@ class Island:
             log.info("walking %d commits made since the checkpoint of step %d", len(todo), self._step)
             for seq, p in todo:
                 self._resolve(p, seq)
-            self._step = max(self._step, self._first_open_step() - 1)
+            self._step = max(self._step, min(self._first_open_step() - 1, self.schedule.steps))
         for p, flight in enumerate(self._flights):
             if flight is not None:
                 flight.started = time.monotonic()

@@ -34,6 +34,10 @@ class Schedule:
         """The window of the final rounds, ⌈steps/window⌉: the first that no regular round of the run uses."""
         return -(-self.steps // self.window)
 
+    def last_window(self, fragment: int) -> int:
+        """The fragment's last regular window, −1 when the run is too short for one."""
+        return (self.steps - (fragment + 1) * self.window // self.fragments) // self.window
+
     def is_final(self, window: int) -> bool:
         """Whether rounds of this window belong to the end of the run."""
         return window >= self.final_window

@@ -227,14 +227,31 @@ def end_leftovers(host: Host, mark: str, timeout_s: float = 10.0, job: str | Non
 
 def free_port(host: Host, address: str = "127.0.0.1") -> int:
     """A TCP port that can be bound on the host right now, tested by binding it."""
-    return int(host.python(_FREE_PORT, {"address": address}, timeout_s=TIMEOUT_S))
+    return int(host.python(_PORTS, {"do": "free", "address": address}, timeout_s=TIMEOUT_S))
 
 
-_FREE_PORT = """
-import socket
-def main(args, payload):
-    family = socket.AF_INET6 if ":" in args["address"] else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as sock:
-        sock.bind((args["address"], 0))
+def wait_port(host: Host, port: int, *, address: str = "127.0.0.1", timeout_s: float = 30.0) -> bool:
+    """Whether, as seen from the host, something accepts connections there before the time is up."""
+    args = {"do": "wait", "address": address, "port": port, "timeout_s": timeout_s}
+    return bool(host.python(_PORTS, args, timeout_s=timeout_s + TIMEOUT_S))
+
+
+_PORTS = """
+import socket, time
+def free(address):
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as sock:
+        sock.bind((address, 0))
         return sock.getsockname()[1]
+def main(args, payload):
+    if args["do"] == "free":
+        return free(args["address"])
+    deadline = time.monotonic() + args["timeout_s"]
+    while True:
+        try:
+            socket.create_connection((args["address"], args["port"]), timeout=5).close()
+            return True
+        except OSError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
 """

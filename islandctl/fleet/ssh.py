@@ -13,11 +13,18 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import paramiko
 from paramiko.agent import AgentSSH
-from tenacity import RetryError, Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+from tenacity import (
+    RetryError,
+    Retrying,
+    retry_if_exception_type,
+    stop_after_attempt,
+    stop_after_delay,
+    wait_random_exponential,
+)
 
 from islandctl.errors import PreflightError, UnreachableError
 from islandctl.fleet import wire
@@ -72,7 +79,7 @@ class Link:
         deadline = time.monotonic() + timeout_s
         with self._sessions:
             try:
-                channel = self._transport.open_session(timeout=min(timeout_s, self.hop.connect_timeout_s))
+                channel = self._session(timeout_s)
                 with contextlib.closing(channel):
                     return self._converse(channel, command, stdin, deadline)
             except TimeoutError:
@@ -82,6 +89,18 @@ class Link:
                     f"{self.label}: the SSH link was lost ({error or type(error).__name__}); state unknown",
                     hint="run the command again; what runs on the node is not affected",
                 ) from error
+
+    def _session(self, timeout_s: float) -> paramiko.Channel:
+        """Open a session. A server at its MaxSessions refuses: commands given up may still run there for a while."""
+        for attempt in Retrying(
+            stop=stop_after_delay(timeout_s),
+            wait=wait_random_exponential(multiplier=0.1, max=2),
+            retry=retry_if_exception_type(paramiko.ChannelException),
+            reraise=True,
+        ):
+            with attempt:
+                return self._transport.open_session(timeout=min(timeout_s, self.hop.connect_timeout_s))
+        raise AssertionError("unreachable")
 
     def _converse(self, channel: paramiko.Channel, command: str, stdin: bytes, deadline: float) -> Completed:
         channel.settimeout(max(0.1, deadline - time.monotonic()))
@@ -298,33 +317,33 @@ def _agree(label: str, hop: Hop, transport: paramiko.Transport, complaint: Calla
 
 def _authenticate(label: str, hop: Hop, transport: paramiko.Transport) -> None:
     tried: list[str] = []
-    for name, key in _keys(hop, tried):
-        try:
-            more = transport.auth_publickey(hop.user, key)
-        except paramiko.BadAuthenticationType as error:
-            tried.append(f"the server takes only {', '.join(error.allowed_types)}")
-            break
-        except (paramiko.SSHException, EOFError, OSError) as error:
-            tried.append(f"{name} refused" if transport.is_active() else f"{name}: {error}")
-            if not transport.is_active():
+    with _agent(hop, tried) as in_agent:
+        for name, key in _keys(hop, in_agent, tried):
+            try:
+                more = transport.auth_publickey(hop.user, key)
+            except paramiko.BadAuthenticationType as error:
+                tried.append(f"the server takes only {', '.join(error.allowed_types)}")
                 break
-            continue
-        if transport.is_authenticated():
-            return
-        tried.append(f"{name} accepted, but the server also wants {', '.join(more)}")
+            except (paramiko.SSHException, EOFError, OSError) as error:
+                tried.append(f"{name} refused" if transport.is_active() else f"{name}: {error}")
+                if not transport.is_active():
+                    break
+                continue
+            if transport.is_authenticated():
+                return
+            tried.append(f"{name} accepted, but the server also wants {', '.join(more)}")
     raise PreflightError(
         f"{label}: login refused for {hop.endpoint}: {'; '.join(tried) or 'there is no key to offer'}",
         hint=f"check user and key (ssh.user, ssh.identity in the profile), or look at: ssh -v {hop.alias}",
     )
 
 
-def _keys(hop: Hop, tried: list[str]) -> Iterator[tuple[str, paramiko.PKey]]:
+def _keys(hop: Hop, in_agent: Mapping[bytes, paramiko.PKey], tried: list[str]) -> Iterator[tuple[str, paramiko.PKey]]:
     """Keys in OpenSSH's order: of the named files those that the agent holds, others of the agent, then the files."""
-    in_agent = {key.asbytes(): key for key in _agent_keys(hop, tried)}
     offered: set[bytes] = set()
     for file in hop.identities:
         public = _public_part(file)
-        if public in in_agent:
+        if public is not None and public in in_agent:
             offered.add(public)
             yield f"{file} (agent)", in_agent[public]
     if not hop.identities_only:
@@ -342,19 +361,21 @@ def _keys(hop: Hop, tried: list[str]) -> Iterator[tuple[str, paramiko.PKey]]:
             tried.append(f"{file} cannot be read: {error}")
 
 
-def _agent_keys(hop: Hop, tried: list[str]) -> tuple[paramiko.PKey, ...]:
-    if hop.agent is None:
-        return ()
-    try:
-        sock = socket.socket(socket.AF_UNIX)
-        sock.settimeout(5)
-        sock.connect(hop.agent)
-        agent = AgentSSH()
-        agent._connect(sock)  # type: ignore[attr-defined]  # paramiko's own way in, for any socket
-        return tuple(agent.get_keys())
-    except (paramiko.SSHException, OSError) as error:
-        tried.append(f"key agent {hop.agent}: {error}")
-        return ()
+@contextlib.contextmanager
+def _agent(hop: Hop, tried: list[str]) -> Iterator[Mapping[bytes, paramiko.PKey]]:
+    """The keys in the agent, by their public part; it has to stay open while they sign."""
+    agent = AgentSSH()
+    keys: dict[bytes, paramiko.PKey] = {}
+    with socket.socket(socket.AF_UNIX) as sock:
+        if hop.agent is not None:
+            try:
+                sock.settimeout(5)
+                sock.connect(hop.agent)
+                agent._connect(sock)  # type: ignore[attr-defined]  # paramiko's own way in, for any socket
+                keys = {key.asbytes(): key for key in agent.get_keys()}
+            except (paramiko.SSHException, OSError) as error:
+                tried.append(f"key agent {hop.agent}: {error}")
+        yield keys
 
 
 def _public_part(file: str) -> bytes | None:

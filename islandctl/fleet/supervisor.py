@@ -16,6 +16,7 @@ import errno
 import fcntl
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -232,6 +233,9 @@ class Supervisor:
         """Why we were told to stop; empty while we were not."""
         self.child: subprocess.Popen[bytes] | None = None
         self.state: dict[str, Any] = {}
+        self._woken, self._waker = os.pipe()
+        for descriptor in (self._woken, self._waker):
+            os.set_blocking(descriptor, False)
 
     def _path(self, name: str) -> str:
         return os.path.join(self.folder, name)
@@ -266,12 +270,20 @@ class Supervisor:
             self.asked = "asked to stop"
         return bool(self.asked)
 
+    def _wait(self, seconds: float) -> None:
+        """Sleep, but wake up at once when a child ends or a signal comes."""
+        select.select([self._woken], [], [], max(0.0, seconds))
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._woken, 4096)
+
     def _on_signal(self, number: int, _: Any) -> None:
         self.asked = f"the supervisor got {signal.Signals(number).name}"
 
     def run(self, held: dict[str, Any] | None) -> None:
         """Keep the child until it is done, is stopped, or fails for good. ``held``: state of a lost predecessor."""
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         self._tell("starting", child_pid=None)
@@ -321,7 +333,7 @@ class Supervisor:
                 self._tell("stopping")
                 break
             self._beat()
-            time.sleep(POLL_S)
+            self._wait(POLL_S)
         self._end_group(pid)
         code = self.child.wait()
         self.child = None
@@ -372,7 +384,7 @@ class Supervisor:
             if time.monotonic() > deadline:
                 number, deadline = signal.SIGKILL, time.monotonic() + 5.0
             self._beat()
-            time.sleep(0.05)
+            self._wait(0.05)
 
     def _grace_s(self) -> float:
         """Between TERM and KILL: what the job asks for when it is stopped, less for the rest of a crashed child."""
@@ -422,7 +434,7 @@ class Supervisor:
         end = time.monotonic() + pause
         while time.monotonic() < end and not self._stop_asked():
             self._beat()
-            time.sleep(min(POLL_S, max(0.0, end - time.monotonic())))
+            self._wait(min(POLL_S, end - time.monotonic()))
 
 
 def ending(code: int) -> str:

@@ -26,7 +26,6 @@ log = logging.getLogger(__name__)
 
 STATUS = {
     "closed": 409,
-    "diverged": 409,
     "exists": 409,
     "halted": 409,
     "held_out": 409,

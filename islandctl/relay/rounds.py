@@ -172,7 +172,7 @@ class Rounds:
             stored_hash: hash of what is stored at its place already.
 
         Raises:
-            Refusal: ``foreign``, ``invalid``, ``halted``, ``stale``, ``exists``, ``closed``, ``diverged``.
+            Refusal: ``foreign``, ``invalid``, ``halted``, ``stale``, ``exists``, ``closed``.
         """
         self._check_shape(header)
         where = f"fragment {header.fragment}, window {header.window}"
@@ -222,7 +222,7 @@ class Rounds:
             reason = f"{where}: cells {name} and {other} build on different anchors at version {header.version}"
             if base.cell == header.cell:
                 reason = f"{where}: cell {name} builds on another anchor than in window {base.window}, same version"
-            raise Refusal("diverged", reason, halt=self.halt(header.cell, reason, header.fragment, header.window))
+            raise Refusal("halted", reason, halt=self.halt(header.cell, reason, header.fragment, header.window))
 
     def stored(self, header: PacketHeader, packet_hash: str, now: float) -> None:
         """A fact: a packet that ``judge`` welcomed (now, or before a restart) lies on disk."""

@@ -99,7 +99,7 @@ class Cell:
             )
         tokens_per_rank = self.tokens_per_step / ranks.size
         balance = balance_loss(counts_LE, routing.probs_LE, tokens_per_rank)
-        (nats / tokens_per_rank + self.recipe.model.balance * balance).backward()
+        torch.autograd.backward(nats / tokens_per_rank + self.recipe.model.balance * balance)
         grad_norm, lr = self.inner.step(step)
         mean_balance = ranks.total(balance.detach().clone()) / ranks.size
         return StepResult(loss, float(mean_balance), grad_norm, lr)
@@ -111,13 +111,12 @@ class Cell:
         # Sharded ranks must run equally many forward passes: the last of them may repeat a sequence, uncounted.
         mine = torch.arange(ranks.rank, -(-count // ranks.size) * ranks.size, ranks.size)
         nats = torch.zeros((), dtype=torch.float64, device=ranks.device)
-        for part in mine.split(max(1, self.recipe.training.batch // ranks.size)):
+        for part in torch.split(mine, max(1, self.recipe.training.batch // ranks.size)):
             rows = self.held_out[part.clamp(max=count - 1)].to(ranks.device)
             with arithmetic(ranks, self.recipe.training.precision):
                 logits_BSV, _ = self.model(rows[:, :-1])
-            each = F.cross_entropy(
-                logits_BSV.float().flatten(0, 1), rows[:, 1:].flatten(), reduction="none"
-            ).view(len(part), -1)
+            logits_NV = logits_BSV.float().flatten(0, 1)
+            each = F.cross_entropy(logits_NV, rows[:, 1:].flatten(), reduction="none").view(len(part), -1)
             nats += (each.double().sum(dim=1) * (part < count).to(ranks.device)).sum()
         num_bytes = self.held_out[:, 1:].numel()
         return float(ranks.total(nats)) / (math.log(2) * num_bytes)

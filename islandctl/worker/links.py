@@ -58,7 +58,7 @@ def read_ledger(relay: RelayClient | None, ranks: Ranks, wishes: Wishes) -> Sequ
     outcome: list[Entry] | Exception = []
     if ranks.leads:
         try:
-            outcome = _read_all(relay, wishes)
+            outcome = _read_patiently(relay, wishes)
         except (IslandError, Stopped) as error:
             outcome = error
     told = ranks.tell(outcome)
@@ -67,12 +67,11 @@ def read_ledger(relay: RelayClient | None, ranks: Ranks, wishes: Wishes) -> Sequ
     return list(told)
 
 
-def _read_all(relay: RelayClient, wishes: Wishes) -> list[Entry]:
-    entries: list[Entry] = []
+def _read_patiently(relay: RelayClient, wishes: Wishes) -> list[Entry]:
     silent = False
     while True:
         try:
-            batch = relay.entries(entries[-1].seq if entries else -1, 0.0)
+            return read_all(relay)
         except UnreachableError as error:
             if not silent:
                 log.warning("waiting for the relay: %s", error.message)
@@ -80,18 +79,28 @@ def _read_all(relay: RelayClient, wishes: Wishes) -> list[Entry]:
             if wishes.stopping:
                 raise Stopped("stopped by a signal while waiting for the relay") from error
             time.sleep(RETRY_S)
-            continue
-        if not batch:
-            return entries
+
+
+def read_all(relay: RelayClient) -> list[Entry]:
+    """The ledger as it is now.
+
+    Raises:
+        UnreachableError, RelayError: as the client does.
+    """
+    entries: list[Entry] = []
+    while batch := relay.entries(entries[-1].seq if entries else -1, 0.0):
         entries.extend(batch)
+    return entries
 
 
-def join(folder: CellFolder, job: CellJob, cell: Cell, ranks: Ranks, relay: RelayClient | None) -> Exchanger:
-    """The exchange of this cell, as the recipe wants it."""
+def join(
+    folder: CellFolder, job: CellJob, cell: Cell, ranks: Ranks, relay: RelayClient | None
+) -> tuple[Exchanger, str]:
+    """The exchange of this cell, as the recipe wants it, and the hash of its fragment map (empty: none)."""
     settings = job.recipe.exchange
     if settings.mode == "none" or relay is None:
-        return Alone(settings.fragments)
-    return Island(
+        return Alone(settings.fragments), ""
+    island = Island(
         cell.parameters,
         settings=settings,
         steps=job.recipe.training.steps,
@@ -105,3 +114,4 @@ def join(folder: CellFolder, job: CellJob, cell: Cell, ranks: Ranks, relay: Rela
         group=ranks.group,
         journal=FileJournal(Path(folder.journal)),
     )
+    return island, island.map.map_hash

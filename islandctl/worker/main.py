@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections import deque
+from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -14,13 +15,15 @@ from pydantic import ValidationError
 
 from islandctl.config.job import CellJob
 from islandctl.config.paths import CellFolder
-from islandctl.errors import CheckpointError, ConfigError, IslandError
+from islandctl.errors import CheckpointError, ConfigError, IslandError, RelayError
+from islandctl.ledger.entries import Halt
+from islandctl.relay.client import RelayClient
 from islandctl.worker import checkpoint as checkpoints
 from islandctl.worker import tensors as disk
 from islandctl.worker.cell import Cell
 from islandctl.worker.checkpoint import TrainingState
 from islandctl.worker.data import read_text
-from islandctl.worker.links import connect, join, map_hash, read_ledger
+from islandctl.worker.links import connect, join, read_all, read_ledger
 from islandctl.worker.metrics import Metrics
 from islandctl.worker.outcome import Outcome, write_outcome
 from islandctl.worker.parallel import Ranks
@@ -44,6 +47,13 @@ class Worker:
         self.tokens = 0
         """Trained by this cell."""
         self.bits_per_byte: list[tuple[int, float]] = []
+        """(step, value) of every evaluation."""
+        self.rounds: dict[str, int] = {}
+        """Counts of rounds, as last told."""
+        self.relay: RelayClient | None = None
+        self.metrics: Metrics | None = None
+        self.closing = ExitStack()
+        """What is open, to be closed in reverse."""
 
     def run(self) -> Outcome:
         """Train to the end or to a stop.
@@ -53,11 +63,14 @@ class Worker:
         """
         training, evaluation, every = self.recipe.training, self.recipe.evaluation, self.recipe.checkpoint.every
         self.ranks = Ranks.start(self.job.num_ranks)
+        self.closing.push(self.leave_ranks)
         text = read_text(self.recipe.data, sequence=training.sequence)
         self.held_out_hash = text.held_out_hash
         self.cell = Cell(self.job, self.ranks, text)
-        self.relay = connect(self.folder, self.recipe.exchange.mode)
-        self.metrics = Metrics(Path(self.folder.metrics), self.job.attempt) if self.ranks.leads else None
+        if relay := connect(self.folder, self.recipe.exchange.mode):
+            self.relay = self.closing.enter_context(relay)
+        if self.ranks.leads:
+            self.metrics = Metrics(Path(self.folder.metrics), self.job.attempt)
         self.reporter = Reporter(
             self.relay if self.ranks.leads else None,
             first_heartbeat(self.job, text.held_out_hash),
@@ -65,7 +78,9 @@ class Worker:
             checkpoints=self.checkpoint_folder,
             keep=self.recipe.checkpoint.keep,
         )
-        self.island = join(self.folder, self.job, self.cell, self.ranks, self.relay)
+        self.closing.push(self.farewell)
+        self.island, self.map_hash = join(self.folder, self.job, self.cell, self.ranks, self.relay)
+        self.closing.callback(self.island.close)
         self.restore()
         if not self.bits_per_byte:
             self.evaluate()
@@ -130,6 +145,7 @@ class Worker:
             log.info("continuing from %s", saved.path.name)
         with self.reporter.doing("waiting"):
             self.step = self.island.resume()
+        self.rounds = {key: value for key, value in self.island.metrics().items() if key.startswith("rounds_")}
         self.reporter.update(step=self.step, tokens=self.tokens, bits_per_byte=tuple(self.bits_per_byte[-60:]))
         self.note("start", checkpoint=saved.path.name if saved else "", num_ranks=self.ranks.size)
 
@@ -137,7 +153,7 @@ class Worker:
         """Bits per byte on the held-out text."""
         with self.reporter.doing("evaluating"):
             value = self.cell.evaluate()
-        self.bits_per_byte.append((self.step, value))
+        self.bits_per_byte = [each for each in self.bits_per_byte if each[0] != self.step] + [(self.step, value)]
         self.note("eval", bits_per_byte=value)
         self.reporter.update(bits_per_byte=tuple(self.bits_per_byte[-60:]))
         log.info("step %d: %.4f bits per byte", self.step, value)
@@ -146,7 +162,7 @@ class Worker:
         """Why to stop now (empty: go on), and whether a checkpoint is asked for: the same at every rank.
 
         Raises:
-            IslandError: the relay's verdict that this cell must not go on.
+            RelayError: the relay's verdict that this cell must not go on.
         """
         verdict = self.reporter.verdict
         stop_at = self.island.should_stop_at()
@@ -159,7 +175,8 @@ class Worker:
         ]
         judged, stop, alone_stop, signalled, save = self.ranks.agree([int(flag) for flag in flags])
         if judged:
-            raise verdict or IslandError("the relay refuses this cell; rank 0 says why")
+            message, code, hint = self.ranks.tell((verdict.message, verdict.code, verdict.hint) if verdict else None)
+            raise RelayError(message, code=code, hint=hint)
         reason = "stopped on request" if stop or alone_stop else "stopped by a signal" if signalled else ""
         return reason, bool(save)
 
@@ -169,7 +186,7 @@ class Worker:
         state = TrainingState(
             run=self.job.run,
             config_hash=self.job.config_hash,
-            map_hash=map_hash(self.island),
+            map_hash=self.map_hash,
             cell=self.job.cell,
             num_ranks=self.ranks.size,
             attempt=self.job.attempt,
@@ -180,8 +197,9 @@ class Worker:
             held_out_hash=self.held_out_hash,
             bits_per_byte=tuple(self.bits_per_byte),
         )
-        island = {f"island/{key}": tensor for key, tensor in self.island.state_dict().items()}
-        own = {f"rank-{self.ranks.rank}/{key}": tensor for key, tensor in (self.cell.random_states() | island).items()}
+        own = self.cell.random_states()
+        own |= {f"island/{key}": tensor for key, tensor in self.island.state_dict().items()}
+        own = {f"rank-{self.ranks.rank}/{key}": tensor for key, tensor in own.items()}
         try:
             with self.reporter.doing("checkpointing"):
                 saved = checkpoints.write(self.checkpoint_folder, state, self.cell.tensors() | own, self.ranks)
@@ -201,22 +219,39 @@ class Worker:
             self.metrics.write(kind, self.step, **values)
 
     def note_exchange(self) -> None:
-        """Tell the counts of rounds when they have changed."""
-        counts = dict(self.island.metrics())
-        if counts and counts != getattr(self, "_counts", None):
-            self._counts = counts
-            self.note("exchange", **counts)
-            self.reporter.update(**{f"rounds_{key}": counts[key] for key in ("applied", "skipped", "late")})
+        """Tell of the rounds when one more is resolved."""
+        told = self.island.metrics()
+        counts = {key: value for key, value in told.items() if key.startswith("rounds_")}
+        if counts != self.rounds:
+            self.rounds = counts
+            self.note("exchange", **told, versions=self.island.versions())
+            self.reporter.update(**counts)
+
+    def halted(self) -> bool:
+        """Whether the ledger says that this attempt must not go on. False where the relay does not answer."""
+        try:
+            entries = read_all(self.relay) if self.relay else []
+        except IslandError:
+            return False
+        return any(isinstance(entry, Halt) and entry.attempt == self.job.attempt for entry in entries)
 
     def close(self, outcome: Outcome) -> None:
-        """Say farewell to relay and ranks."""
+        """End the background work and tell the relay how it ended."""
+        self.outcome = outcome
         self.note("end", outcome=outcome.outcome, reason=outcome.reason)
-        if hasattr(self, "reporter"):
-            self.reporter.update(state=outcome.outcome, message="" if outcome.outcome == "finished" else outcome.reason)
-            if not self.reporter.close(wait_s=FAREWELL_S if outcome.outcome != "failed" else 5.0):
-                log.warning("the relay has not heard of the end; it will when the cell is started again")
-        if hasattr(self, "island"):
-            self.island.close()
+        self.closing.close()
+
+    def farewell(self, *_: object) -> None:
+        """The last heartbeat, and checkpoints that the relay has not heard of."""
+        good = self.outcome.outcome != "failed"
+        self.reporter.update(state=self.outcome.outcome, message=self.outcome.reason)
+        if not self.reporter.close(wait_s=FAREWELL_S if good else 5.0):
+            log.warning("the relay has not heard of the end; what it must know lies in %s", self.folder.root)
+
+    def leave_ranks(self, *_: object) -> None:
+        """After a failure the other ranks may never come, and waiting for them would hang."""
+        if self.outcome.outcome != "failed":
+            self.ranks.close()
 
 
 class Clock:
@@ -290,12 +325,12 @@ def main(argv: list[str]) -> int:
     except Exception as error:
         log.exception("rank %d ends: %s", rank, error)
         outcome = Outcome.of(error, step=worker.step if worker else 0, rank=rank)
+        if outcome.retry and worker and worker.halted():
+            outcome = outcome.model_copy(update={"retry": False})
         code = error.exit_code if isinstance(error, IslandError) else 1
     if rank == 0 or code:
         write_outcome(Path(folder.outcome), outcome)
     log.info("%s: %s", outcome.outcome, outcome.reason)
     if worker is not None:
         worker.close(outcome)
-    if worker is not None and not code:
-        worker.ranks.close()
     return code

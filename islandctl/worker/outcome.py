@@ -13,7 +13,7 @@ from islandctl.errors import CheckpointError, ConfigError, DivergenceError, Isla
 
 log = logging.getLogger(__name__)
 _FINAL = (ConfigError, DivergenceError, CheckpointError)
-_FINAL_CODES = {"halted", "stale", "held_out", "forbidden"}
+FINAL_CODES = frozenset({"halted", "stale", "held_out", "forbidden", "foreign", "token"})
 """Refusals of the relay that a repetition would meet again."""
 
 
@@ -40,7 +40,7 @@ class Outcome(Model):
         if isinstance(error, IslandError):
             final = isinstance(error, (*_FINAL, NotFiniteError))
             if isinstance(error, RelayError):
-                final = error.code in _FINAL_CODES
+                final = error.code in FINAL_CODES
             reason, hint, retry = error.message, error.hint, not final
         else:
             first = (str(error) or "no message").splitlines()[0]

@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from islandctl.config.job import CellJob
-from islandctl.errors import IslandError, RelayError, UnreachableError
+from islandctl.errors import RelayError, UnreachableError
 from islandctl.ledger.entries import Checkpoint, Entry, Stop
 from islandctl.ledger.joint import Lineage
 from islandctl.relay.messages import Heartbeat
 from islandctl.worker.checkpoint import Saved, prune
+from islandctl.worker.outcome import FINAL_CODES
 
 log = logging.getLogger(__name__)
 INTERVAL_S = 2.0
 State = Literal["starting", "training", "waiting", "evaluating", "checkpointing", "finished", "stopped", "failed"]
-VERDICTS = {"held_out", "stale", "forbidden"}
 
 
 class Relay(Protocol):
@@ -54,7 +54,7 @@ class Reporter:
         self, relay: Relay | None, first: Heartbeat, *, num_cells: int, checkpoints: Path, keep: int
     ) -> None:
         self.relay, self.checkpoints, self.keep = relay, checkpoints, keep
-        self.verdict: IslandError | None = None
+        self.verdict: RelayError | None = None
         """Why the cell must not go on."""
         self.stop_heard = False
         """The ledger has a stop entry of this attempt."""
@@ -79,8 +79,10 @@ class Reporter:
         """The cell is in ``state`` inside the block, and back in the one before after it."""
         before = self._beat.state
         self.update(state=state)
-        yield
-        self.update(state=before)
+        try:
+            yield
+        finally:
+            self.update(state=before)
 
     def register(self, saved: Saved, versions: Sequence[int]) -> None:
         """Tell the relay of a whole checkpoint, as soon as it can be reached."""
@@ -126,7 +128,7 @@ class Reporter:
             self._silent = True
             return False
         except RelayError as error:
-            if error.code in VERDICTS:
+            if error.code in FINAL_CODES - {"halted"}:
                 self.verdict = error
             log.warning("the relay refused a heartbeat: %s", error.message)
         if self._silent:
@@ -165,5 +167,19 @@ class Reporter:
 def registered(entries: Sequence[Entry], saved: Saved, cell: int) -> bool:
     """Does the ledger know this checkpoint of ``cell``?"""
     return any(
-        isinstance(entry, Checkpoint) and entry.cell == cell and entry.manifest == saved.manifest for entry in entries
+        isinstance(entry, Checkpoint) and (entry.cell, entry.manifest) == (cell, saved.manifest) for entry in entries
+    )
+
+
+def first_heartbeat(job: CellJob, held_out_hash: str) -> Heartbeat:
+    """The sign of life of a cell that has not trained yet."""
+    return Heartbeat(
+        attempt=job.attempt,
+        cell=job.cell,
+        state="starting",
+        step=0,
+        steps=job.recipe.training.steps,
+        tokens=0,
+        tokens_per_s=0.0,
+        held_out_hash=held_out_hash,
     )

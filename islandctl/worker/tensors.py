@@ -49,7 +49,7 @@ class _IndexUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"names {module}.{name}, which no checkpoint needs")
 
 
-class _Reader(FileSystemReader):
+class Reader(FileSystemReader):
     """Reads the index through the allowlist, and only files that the manifest names."""
 
     def __init__(self, path: Path, files: Collection[str]) -> None:
@@ -97,7 +97,7 @@ def load(path: Path, tensors: Mapping[str, Tensor], files: Collection[str], rank
     Raises:
         CheckpointError: a key is missing, a shape differs, or the index is not what torch writes.
     """
-    reader = _Reader(path, files)
+    reader = Reader(path, files)
     prefix = f"rank-{ranks.rank}/"
     try:
         with warnings.catch_warnings():

@@ -64,11 +64,11 @@ class Kept:
 
     @property
     def state(self) -> SupervisorState:
-        return node.state(HOST, self.folder.as_posix())
+        return SupervisorState(**supervisor.states([str(self.folder)])[0])
 
     def ended(self) -> SupervisorState:
         until(lambda: self.state.state == "ended", "the end")
-        return self.state
+        return node.state(HOST, self.folder.as_posix())
 
     def written(self, name: str) -> str:
         return until(lambda: (self.root / name).exists() and (self.root / name).read_text(), f"file {name}")

@@ -79,7 +79,9 @@ def entry(one: Saved, cell: int = 0) -> Checkpoint:
 
 
 def rewind(one: Saved, attempt: int = 2) -> Rewind:
-    return Rewind(seq=2, attempt=attempt, at="", previous="", step=one.step, manifests=(one.manifest,), versions=(1, 1))
+    return Rewind(
+        seq=2, attempt=attempt, at="", previous="", step=one.step, manifests=(one.manifest,), versions=(1, 1)
+    )
 
 
 def pick(folder: Path, *entries: Checkpoint | Rewind, attempt: int = 1) -> Saved | None:
@@ -218,7 +220,7 @@ def files_at_most(num_bytes: int) -> Iterator[None]:
 @pytest.mark.parametrize("num_bytes", [0, 2000, 9000])
 def test_where_the_disk_ends_the_last_good_one_stays(tmp_path: Path, num_bytes: int) -> None:
     good = saved(tmp_path)
-    with files_at_most(num_bytes), pytest.raises(CheckpointError, match="cannot write|File too large"):
+    with files_at_most(num_bytes), pytest.raises(CheckpointError, match=r"cannot write|File too large"):
         saved(tmp_path, 20)
     assert [path.name for path in tmp_path.iterdir()] == [good.path.name]
     assert pick(tmp_path) == verify(good, ALONE)

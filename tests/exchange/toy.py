@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 
-import pytest
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from islandctl.config.recipe import Exchange, Late, Outer
 from islandctl.errors import RelayError, UnreachableError
@@ -43,16 +45,23 @@ class MemoryRelay:
         self._write(Genesis, run=RUN, config_hash=CONFIG, cells=cells, num_fragments=num_fragments)
 
     def _write(self, kind: type, **fields: object) -> None:
-        entry = kind(seq=len(self.ledger), attempt=self.attempt, at="", previous="", **fields)
-        self.ledger.append(ENTRY.validate_json(entry.model_dump_json()))
-        self.changed.notify_all() if self.changed._is_owned() else None
-
-    def write(self, kind: type, **fields: object) -> None:
         with self.changed:
-            self._write(kind, **fields)
+            entry = kind(seq=len(self.ledger), attempt=self.attempt, at="", previous="", **fields)
+            self.ledger.append(ENTRY.validate_json(entry.model_dump_json()))
+            self.changed.notify_all()
+
+    def committed(self, fragment: int, window: int) -> bool:
+        with self.changed:
+            return self._closed(fragment, window)
+
+    def has(self, fragment: int, window: int, cell: int) -> bool:
+        """Whether all the cell's packets of the round are stored."""
+        with self.changed:
+            parts = [d for p, d in self.packets.items() if p[:4] == (self.attempt, fragment, window, cell)]
+            return bool(parts) and len(parts) == unpack(parts[0])[0].num_chunks
 
     def stop(self) -> None:
-        self.write(Stop, reason="asked")
+        self._write(Stop, reason="asked")
 
     def rewind(self, step: int, versions: Sequence[int]) -> None:
         with self.changed:
@@ -123,7 +132,7 @@ class MemoryRelay:
 
     def entries(self, after: int, wait_s: float) -> Sequence[Entry]:
         with self.changed:
-            self.changed.wait_for(lambda: len(self.ledger) > after + 1, timeout=min(wait_s, 0.2))
+            self.changed.wait_for(lambda: len(self.ledger) > after + 1, timeout=min(wait_s, 0.05))
             return self.ledger[after + 1 : after + 3]
 
 
@@ -159,7 +168,7 @@ class MemoryTransport:
 def toy_parameters() -> dict[str, torch.nn.Parameter]:
     """Two blocks, an embedding, a head; odd sizes, so that chunks and shards are uneven."""
     generator = torch.Generator().manual_seed(7)
-    shapes = {"embed.weight": (13, 6), "norm.weight": (6,), "head.weight": (13, 6)}
+    shapes = {"embed.weight": (13, 6), "norm.weight": (6,), "head.weight": (13, 6), "scale": (1,)}
     for block in range(3):
         shapes |= {
             f"blocks.{block}.norm.weight": (6,),
@@ -170,12 +179,15 @@ def toy_parameters() -> dict[str, torch.nn.Parameter]:
     return {name: torch.nn.Parameter(torch.randn(shape, generator=generator)) for name, shape in shapes.items()}
 
 
-def train(parameters: dict[str, Tensor], cell: int, step: int) -> None:
+def train(parameters: Mapping[str, Tensor], cell: int, step: int) -> None:
     """One inner step: towards this cell's own target, with noise that only depends on cell and step."""
     generator = torch.Generator().manual_seed(1000 * cell + step)
     for parameter in parameters.values():
         value = parameter.data
         pull = torch.randn(value.shape, generator=generator) * 0.1 + 1.0 + 0.2 * cell
+        if isinstance(value, DTensor):
+            pull = distribute_tensor(pull, value.device_mesh, value.placements).to_local()
+            value = value.to_local()
         value.sub_((value - pull) * 0.05)
 
 
@@ -198,6 +210,9 @@ class Cell:
         attempt: int = 1,
         journal: Journal | None = None,
         transport: MemoryTransport | None = None,
+        parameters: Mapping[str, Tensor] | None = None,
+        group: ProcessGroup | None = None,
+        num_cells: int = 2,
     ) -> None:
         self.relay = relay
         self.cell = cell
@@ -205,7 +220,7 @@ class Cell:
         self.steps = steps
         self.journal = journal or MemoryJournal()
         self.transport = transport or MemoryTransport(relay)
-        self.parameters = toy_parameters()
+        self.parameters = parameters if parameters is not None else toy_parameters()
         self.now = 0
         self.island = Island(
             self.parameters,
@@ -216,7 +231,8 @@ class Cell:
             config_hash=CONFIG,
             attempt=attempt,
             cell=cell,
-            num_cells=relay.num_cells,
+            num_cells=num_cells,
+            group=group,
             transport=self.transport,
             journal=self.journal,
             deadline_grace_s=0.1,
@@ -257,9 +273,19 @@ class Cell:
 
 
 def together(*tasks: Callable[[], object]) -> list[object]:
-    """Run the tasks side by side; the first error is raised."""
-    with ThreadPoolExecutor(len(tasks)) as pool:
-        return [future.result() for future in [pool.submit(task) for task in tasks]]
+    """Run the tasks side by side; the first error is raised at once, though others may still wait for that cell."""
+    futures: list[Future[object]] = [Future() for _ in tasks]
+
+    def run(task: Callable[[], object], future: Future[object]) -> None:
+        try:
+            future.set_result(task())
+        except BaseException as error:
+            future.set_exception(error)
+
+    for task, future in zip(tasks, futures, strict=True):
+        threading.Thread(target=run, args=(task, future), daemon=True).start()
+    wait(futures, return_when=FIRST_EXCEPTION)
+    return [future.result() for future in sorted(futures, key=lambda future: not future.done())]
 
 
 def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
@@ -271,10 +297,9 @@ def anchors(cell: Cell) -> dict[str, Tensor]:
     return {k: v for k, v in cell.island.state_dict().items() if k.startswith(("anchor", "momentum"))}
 
 
-@pytest.fixture
-def cells() -> Iterator[list[Cell]]:
-    """Cells put in here are closed at the end."""
-    kept: list[Cell] = []
-    yield kept
-    for cell in kept:
-        cell.island.close()
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Until the condition holds; the background gets there by itself."""
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.005)

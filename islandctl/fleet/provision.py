@@ -1,0 +1,232 @@
+"""Makes a node ready: code in a folder named by its content, an interpreter that imports what a worker needs."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import shlex
+import sys
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import islandctl
+from islandctl.config.site import SiteProfile
+from islandctl.errors import PreflightError
+from islandctl.fleet.host import Host
+
+PYTHON_LEAST = (3, 11)
+WORKER_REQUIREMENTS = ("blake3>=1.0", "httpx>=0.28,<1", "numpy>=1.26", "pydantic>=2.9,<3", "tenacity>=9,<10")
+"""The small dependencies of a worker; torch comes from the profile's ``environment.packages``."""
+WORKER_IMPORTS: tuple[tuple[str, tuple[int, ...]], ...] = (
+    ("torch", (2, 10)),
+    ("numpy", (1, 26)),
+    ("pydantic", (2, 9)),
+    ("httpx", ()),
+    ("blake3", ()),
+    ("tenacity", ()),
+)
+"""What is imported to believe in an environment. torch before 2.10 does not have all that the worker uses."""
+CHECK_TIMEOUT_S = 300.0
+"""The first import of torch from a cold shared file system takes minutes."""
+BUILD_TIMEOUT_S = 3600.0
+"""pip fetches gigabytes for a CUDA build of torch."""
+LEAST_FREE_BYTES = 200_000_000
+_INDEX_OPTIONS = ("-i", "--index-url", "--extra-index-url", "-f", "--find-links", "--trusted-host")
+_INDEX_SWITCHES = ("--no-index", "--pre")
+_SUFFIXES = (".py", ".csv", ".yaml", ".json", ".typed")
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """The package as it is sent."""
+
+    hash: str
+    """Of names and contents: a changed file is another hash."""
+    data: bytes
+    """tar.gz; the same bytes for the same content."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A node that is ready. Paths are absolute paths there."""
+
+    python: str
+    """The workers' interpreter."""
+    code: str
+    """Goes to PYTHONPATH; holds the folder ``islandctl``."""
+    supervisor: str
+    """Path of supervisor.py."""
+    work_dir: str
+    home: str
+
+
+def make_bundle(package: Path | None = None) -> Bundle:
+    """Pack the islandctl package (or another folder in its place, for tests)."""
+    root = package or Path(islandctl.__file__).parent
+    files = sorted(path for path in root.rglob("*") if path.suffix in _SUFFIXES and "__pycache__" not in path.parts)
+    contents = {f"{root.name}/{path.relative_to(root).as_posix()}": path.read_bytes() for path in files}
+    total, packed = hashlib.sha256(), io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for name, content in sorted(contents.items()):
+            total.update(json.dumps([name, len(content)]).encode() + content)
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return Bundle(total.hexdigest()[:16], packed.getvalue())
+
+
+@cache
+def _source() -> str:
+    return (Path(__file__).parent / "node_setup.py").read_text()
+
+
+def _setup(host: Host, do: str, deadline_s: float, payload: bytes = b"", **args: Any) -> Any:
+    return host.python(_source(), {"do": do, **args}, timeout_s=deadline_s, payload=payload)
+
+
+def prepare(
+    host: Host, site: SiteProfile, bundle: Bundle, on_message: Callable[[str], None] = lambda line: None
+) -> Prepared:
+    """Put code and environment on a node, or find them there. Several launches at once do not disturb each other.
+
+    Args:
+        on_message: called with a line before and after what takes long.
+
+    Raises:
+        PreflightError: the interpreter is missing or too old, a package is missing, pip failed, the disk is full.
+        UnreachableError: the link was lost; what was half made is never used.
+    """
+    environment = site.environment
+    own = site.scheduler == "local" and not environment.build and environment.python == "python3"
+    python, setup = sys.executable if own else environment.python, list(environment.setup)
+    found = _setup(
+        host,
+        "probe",
+        CHECK_TIMEOUT_S + 60,
+        work_dir=site.work_dir,
+        bundle_hash=bundle.hash,
+        python=python,
+        setup=setup,
+        wanted=[] if environment.build else [[name, list(least)] for name, least in WORKER_IMPORTS],
+        timeout_s=CHECK_TIMEOUT_S,
+    )
+    _judge(host.label, environment.build, python, found)
+    work = PurePosixPath(found["work_dir"])
+    code = work / "code" / bundle.hash
+    if not found["code_there"]:
+        _setup(host, "put_code", 300.0, bundle.data, work_dir=str(work), bundle_hash=bundle.hash)
+        on_message(f"{host.label}: code {bundle.hash} is there")
+    interpreter = _build(host, site, found, on_message) if environment.build else found["python"]["executable"]
+    return Prepared(
+        python=interpreter,
+        code=str(code),
+        supervisor=str(code / "islandctl" / "fleet" / "supervisor.py"),
+        work_dir=str(work),
+        home=found["home"],
+    )
+
+
+def _judge(label: str, build: bool, python: str, found: dict[str, Any]) -> None:
+    """Stop for what the probe has shown."""
+    told = found["python"]
+    if "error" in told:
+        raise PreflightError(
+            f"{label}: {told['error']} (PATH there: {found['path']})",
+            hint="set environment.python in the profile to an absolute path, or environment.setup to what finds it",
+        )
+    version = tuple(int(part) for part in told["version"].split(".")[:2])
+    if version < PYTHON_LEAST:
+        raise PreflightError(
+            f"{label}: {told['executable']} is Python {told['version']}; a worker needs 3.11 or newer",
+            hint="set environment.python in the site profile to a newer one",
+        )
+    if found["free_bytes"] < LEAST_FREE_BYTES:
+        raise PreflightError(
+            f"{label}: {found['work_dir']} has {found['free_bytes'] / 1e6:.0f} MB free; 200 MB are the least",
+            hint="free some space, or set work_dir in the site profile to another disk",
+        )
+    if told["missing"] and not build:
+        raise PreflightError(
+            f"{label}: {told['executable']} lacks what a worker needs: {_listed(told['missing'])}",
+            hint=f"set environment.build: true, or type there: {_pip_line(told['executable'], told['missing'])}",
+        )
+
+
+def _listed(missing: dict[str, str]) -> str:
+    return ", ".join(f"{name} ({reason})" for name, reason in missing.items())
+
+
+def _pip_line(python: str, missing: dict[str, str]) -> str:
+    wanted = {requirement.partition(">")[0]: requirement for requirement in ("torch>=2.10", *WORKER_REQUIREMENTS)}
+    return shlex.join([python, "-m", "pip", "install", *(wanted.get(name, name) for name in missing)])
+
+
+def _build(host: Host, site: SiteProfile, found: dict[str, Any], on_message: Callable[[str], None]) -> str:
+    environment = site.environment
+    on_file, on_line = _split_options(environment.pip_options)
+    requirements = [*on_file, *WORKER_REQUIREMENTS, *environment.packages]
+    what = {
+        "python": [found["python"]["executable"], found["python"]["version"]],
+        "arch": found["arch"],
+        "requirements": requirements,
+        "pip_options": on_line,
+        "setup": list(environment.setup),
+    }
+    env_hash = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
+    on_message(f"{host.label}: environment {env_hash}: looked for, and built where it is missing (takes minutes)")
+    answer = _setup(
+        host,
+        "build_env",
+        3 * BUILD_TIMEOUT_S + 60,
+        work_dir=found["work_dir"],
+        env_hash=env_hash,
+        python=found["python"]["executable"],
+        requirements=requirements,
+        pip_options=on_line,
+        setup=list(environment.setup),
+        wanted=[[name, list(least)] for name, least in WORKER_IMPORTS],
+        timeout_s=BUILD_TIMEOUT_S,
+    )
+    if answer.get("error") == "venv":
+        raise PreflightError(
+            f"{host.label}: no virtual environment could be made: {' / '.join(answer['lines'])}",
+            hint="on Debian and Ubuntu: apt install python3-venv; or use environment.build: false",
+        )
+    if answer.get("error") == "pip":
+        raise PreflightError(
+            f"{host.label}: pip install failed: {' / '.join(answer['lines'])}",
+            hint="correct environment.packages or environment.pip_options in the site profile",
+        )
+    if answer.get("error") == "check":
+        told = answer["told"]
+        raise PreflightError(
+            f"{host.label}: the built environment is not fit: {told.get('error') or _listed(told['missing'])}",
+            hint="add what is missing to environment.packages in the site profile",
+        )
+    on_message(f"{host.label}: environment {env_hash} {'built' if answer['built'] else 'was there'}")
+    return str(answer["python"])
+
+
+def _split_options(options: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """Options that go into the requirements file (they may hold a password), and those that pip takes on its line."""
+    on_file, on_line = [], []
+    words = [word for option in options for word in shlex.split(option)]
+    while words:
+        word = words.pop(0)
+        name, equals, value = word.partition("=")
+        if name not in _INDEX_OPTIONS + _INDEX_SWITCHES:
+            on_line.append(word)
+        elif equals or name in _INDEX_SWITCHES:
+            on_file.append(f"{name} {value}".strip())
+        else:
+            on_file.append(f"{name} {words.pop(0) if words else ''}".strip())
+    return on_file, on_line

@@ -1,0 +1,122 @@
+"""``islandctl plan`` and ``islandctl schema`` as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+from typer.testing import CliRunner
+
+from islandctl.cli.plan import plan
+from islandctl.cli.schema import schema
+from islandctl.errors import ConfigError, InfeasibleError, IslandError, UsageError
+from islandctl.planner.file import load_plan
+
+ROOT = Path(__file__).parents[2]
+DEMO = [f"{ROOT}/recipes/demo.yaml", "--site", f"{ROOT}/site-profiles/local-a.yaml"]
+DEMO += ["--site", f"{ROOT}/site-profiles/local-b.yaml"]
+CASE = [f"{ROOT}/recipes/case-study-32b.yaml", "--site", f"{ROOT}/site-profiles/us-b300.yaml"]
+CASE += ["--site", f"{ROOT}/site-profiles/asia-gb300.yaml"]
+
+
+def run(*argv: str) -> tuple[str, IslandError | None]:
+    """Standard output, and the error that the main program would report."""
+    app = typer.Typer()
+    app.command()(plan)
+    app.command()(schema)
+    result = CliRunner(env={"COLUMNS": "100", "NO_COLOR": "1"}).invoke(app, argv)
+    if result.exception is not None and not isinstance(result.exception, IslandError):
+        raise result.exception
+    return result.stdout, result.exception
+
+
+@pytest.mark.parametrize("argv", [DEMO, CASE], ids=["demo", "case-study"])
+def test_the_table_stays_within_a_hundred_columns(argv: list[str]) -> None:
+    output, error = run("plan", *argv)
+    assert error is None
+    lines = output.splitlines()
+    assert max(len(line) for line in lines[:-1]) <= 100
+    assert "\x1b" not in output
+    assert lines[-1].startswith("feasible")
+
+
+def test_the_case_study_shows_its_share_of_the_link() -> None:
+    output, _ = run("plan", *CASE)
+    row = next(line for line in output.splitlines() if line.startswith("us-b300  ") and "GiB" in line)
+    assert "32.3 GB  32.3 GB" in row
+    assert 3 <= int(row.split()[-1].rstrip("%")) <= 12
+    assert "25 Gbit/s (3.12 GB/s)" in output
+    assert "launch does not run everything of it yet" in output
+
+
+def test_the_last_line_is_the_next_command() -> None:
+    output, _ = run("plan", *DEMO)
+    assert output.splitlines()[-1] == "feasible  next: islandctl launch " + " ".join(DEMO)
+
+
+def test_json_is_the_plan(tmp_path: Path) -> None:
+    output, error = run("plan", *DEMO, "--json", "--out", str(tmp_path / "run.plan"))
+    assert error is None
+    data = json.loads(output)
+    assert data["feasible"] is True
+    assert data == load_plan(tmp_path / "run.plan").model_dump(mode="json")
+
+
+def test_out_saves_a_plan_and_replaces_only_plans(tmp_path: Path) -> None:
+    target = tmp_path / "run.plan"
+    for _ in range(2):
+        output, error = run("plan", *DEMO, "--out", str(target))
+        assert error is None
+        assert output.splitlines()[-1] == f"feasible  next: islandctl launch {target}"
+    assert [path.name for path in tmp_path.iterdir()] == ["run.plan"]
+    target.write_text("name: my recipe")
+    _, error = run("plan", *DEMO, "--out", str(target))
+    assert isinstance(error, UsageError)
+    assert target.read_text() == "name: my recipe"
+    _, error = run("plan", *DEMO, "--out", str(tmp_path / "none" / "run.plan"))
+    assert isinstance(error, UsageError)
+
+
+def test_an_infeasible_plan_is_shown_saved_and_ends_with_three(tmp_path: Path) -> None:
+    data = yaml.safe_load((ROOT / "site-profiles/local-a.yaml").read_text())
+    data["cpu"]["memory"] = "64 MiB"
+    small = tmp_path / "small.yaml"
+    small.write_text(yaml.safe_dump(data))
+    argv = [DEMO[0], "--site", str(small), *DEMO[3:]]
+    output, error = run("plan", *argv, "--out", str(tmp_path / "run.plan"))
+    assert isinstance(error, InfeasibleError)
+    assert error.exit_code == 3
+    assert "memory of a rank" in error.message
+    assert "infeasible" in output
+    assert not load_plan(tmp_path / "run.plan").feasible
+    output, error = run("plan", *argv, "--json")
+    assert isinstance(error, InfeasibleError)
+    assert json.loads(output)["feasible"] is False
+
+
+def test_wrong_files_end_with_two(tmp_path: Path) -> None:
+    _, error = run("plan", str(tmp_path / "none.yaml"), *DEMO[1:])
+    assert isinstance(error, ConfigError)
+    assert error.exit_code == 2
+    _, error = run("plan", *DEMO[:3], *DEMO[1:3])
+    assert isinstance(error, ConfigError)
+    assert "site name 'local-a' is taken by" in error.message
+
+
+@pytest.mark.parametrize("kind", ["site", "recipe"])
+def test_schema_prints_json(kind: str) -> None:
+    output, error = run("schema", kind)
+    assert error is None
+    assert json.loads(output)["type"] == "object"
+
+
+def test_the_command_modules_load_nothing_heavy() -> None:
+    heavy = "('pydantic', 'yaml', 'rich.table', 'torch')"
+    code = f"import sys, islandctl.cli.plan, islandctl.cli.schema; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

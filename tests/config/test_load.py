@@ -1,0 +1,242 @@
+"""Files to checked values, and every way in which they can be wrong."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from islandctl.config.load import load_recipe, load_site, text_hash
+from islandctl.config.recipe import Recipe
+from islandctl.config.site import SiteProfile
+from islandctl.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+SITES = sorted((ROOT / "site-profiles").glob("*.yaml"))
+RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+
+SITE = """\
+name: a
+scheduler: ssh
+hosts: [h1]
+gpu: {type: cpu, count: 1, per_node: 1}
+cpu: {cores: 1, memory: 1 GiB}
+wan: {up: 1 Gbit/s, down: 1 Gbit/s, rtt: 1 ms}
+"""
+RECIPE = """\
+name: r
+model: {kind: dense, layers: 2, width: 16, heads: 2, hidden: 32}
+data: {paths: [python-stdlib]}
+training:
+  steps: 10
+  batch: 2
+  sequence: 8
+  optimizer: {lr: 1e-3}
+"""
+
+
+def site(tmp_path: Path, text: str) -> SiteProfile:
+    path = tmp_path / "s.yaml"
+    path.write_text(text)
+    return load_site(path).value
+
+
+def recipe(tmp_path: Path, text: str) -> Recipe:
+    path = tmp_path / "r.yaml"
+    path.write_text(text)
+    return load_recipe(path).value
+
+
+def site_fault(tmp_path: Path, text: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        site(tmp_path, text)
+    return str(caught.value).replace(f"{tmp_path}{os.sep}", "")
+
+
+def recipe_fault(tmp_path: Path, text: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        recipe(tmp_path, text)
+    return str(caught.value).replace(f"{tmp_path}{os.sep}", "")
+
+
+@pytest.mark.parametrize("path", [*SITES, *RECIPES], ids=lambda path: path.stem)
+def test_every_shipped_file_loads_and_survives_a_round_trip(path: Path, tmp_path: Path) -> None:
+    load: Any = load_site if path in SITES else load_recipe
+    loaded = load(path)
+    assert loaded.text_hash == text_hash(path)
+    dumped = loaded.value.model_dump(mode="json")
+    assert type(loaded.value).model_validate(dumped) == loaded.value
+    again = tmp_path / "again.yaml"
+    again.write_text(yaml.safe_dump(dumped))
+    assert load(again).value == loaded.value
+
+
+def test_there_are_shipped_files() -> None:
+    assert {path.stem for path in RECIPES} == {"demo", "case-study-32b", "butterfly-8"}
+    assert len(SITES) == 7
+
+
+def test_what_people_mean(tmp_path: Path) -> None:
+    text = SITE + "region: no\nprovider: on\nenvironment: {build: no}\nssh: {port: 022}\n"
+    value = site(tmp_path, text)
+    assert (value.region, value.provider, value.environment.build, value.ssh.port) == ("no", "on", False, 22)
+
+
+def test_a_name_may_be_a_yaml_1_1_word(tmp_path: Path) -> None:
+    assert site(tmp_path, SITE.replace("name: a", "name: on")).name == "on"
+
+
+def test_numbers_as_text_count_where_they_parse(tmp_path: Path) -> None:
+    value = recipe(tmp_path, RECIPE.replace("1e-3", "'1.0e-3'").replace("steps: 10", "steps: '1_000'"))
+    assert value.training.optimizer.lr == 1e-3
+    assert value.training.steps == 1000
+    assert recipe(tmp_path, RECIPE.replace("steps: 10", "steps: 1e3")).training.steps == 1000
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]:2222", "u@[2001:db8::1]:2222", "fe80::1%eth0", "host:22013", "22:22"])
+def test_hosts_stay_as_written(tmp_path: Path, host: str) -> None:
+    quoted = f"'{host}'" if host.startswith("[") else host
+    assert site(tmp_path, SITE.replace("[h1]", f"\n  - {quoted}")).hosts == (host,)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("name: a", "name: 8", "s.yaml:1:7: name: expected text, found the number 8; write it in quotes: '8'"),
+        ("name: a", "name: true", "s.yaml:1:7: name: expected text, found true; write it in quotes: 'true'"),
+        ("name: a", "name: My Site", "s.yaml:1:7: name: 'My Site' is not possible; a name takes a-z"),
+        ("name: a\n", "", "s.yaml:1:1: name: key 'name' is missing"),
+        ("wan: {up", "wan: {upp", "s.yaml:6:7: wan.upp: unknown key 'upp'; did you mean 'up'?"),
+        ("wan: {up", "wan: {upp", "s.yaml:6:6: wan.up: key 'up' is missing"),
+        ("cores: 1", "zzz: 1", "s.yaml:5:7: cpu.zzz: unknown key 'zzz'; known here: cores, memory"),
+        ("ssh\n", "slrum\n", "scheduler: 'slrum' is none of: local, ssh, slurm; did you mean slurm?"),
+        ("up: 1 Gbit/s", "up: 1", "s.yaml:6:11: wan.up: '1' has no unit; write for example 25 Gbit/s or 3 GB/s"),
+        ("up: 1 Gbit/s", "up: 1 GBPS", "wan.up: unit 'GBPS' is ambiguous"),
+        ("up: 1 Gbit/s", "up: 0 Gbit/s", "wan.up: '0 Gbit/s' is zero, which makes no sense here"),
+        ("up: 1 Gbit/s", "up: 9999 Pbit/s", "s.yaml:6:11: wan.up: must be at most 1 Pbit/s"),
+        ("rtt: 1 ms", "rtt: 2 h", "wan.rtt: must be at most 60 s"),
+        ("rtt: 1 ms", "rtt: [1 ms]", "wan.rtt: expected a quantity with its unit"),
+        ("1 GiB", "0 GiB", "cpu.memory: '0 GiB' is zero"),
+        ("count: 1,", "count: true,", "s.yaml:4:25: gpu.count: expected a number, found true"),
+        ("count: 1,", "count: 1.5,", "gpu.count: expected a whole number, found the number 1.5"),
+        ("count: 1,", "count: one,", "gpu.count: expected a whole number, found 'one'"),
+        ("count: 1,", "count: 0,", "gpu.count: 0 is too small; at least 1"),
+        ("count: 1,", "count: 1e999,", "s.yaml:4:25: 1e999 is too large for a number"),
+        ("count: 1, per_node: 1", "count: 12, per_node: 8", "gpu: count 12 is not a whole number of nodes of 8"),
+        ("count: 1,", "count: 2,", "hosts lists 1, but gpu.count / gpu.per_node makes 2 nodes"),
+        ("hosts: [h1]", "hosts: h1", "s.yaml:3:8: hosts: expected a list, found 'h1'"),
+        ("hosts: [h1]", "hosts:", "hosts: expected a list, found nothing"),
+        ("hosts: [h1]", "hosts: ['a b']", "hosts: host 'a b': 'a b' is no host name"),
+        ("hosts: [h1]", "hosts: [h1, h1]", "hosts: host 'h1' is listed twice"),
+        ("hosts: [h1]", "hosts: [1]", "s.yaml:3:9: hosts[0]: expected text, found the number 1"),
+        ("hosts: [h1]\n", "", "hosts lists 0, but gpu.count / gpu.per_node makes 1 nodes"),
+        ("hosts: [h1]", "hosts: [h1]\nslurm: {}", "the section slurm belongs to scheduler: slurm"),
+        ("hosts: [h1]", "hosts: [h1]\nssh: {port: 0}", "ssh.port: 0 is too small"),
+        ("hosts: [h1]", "hosts: [h1]\nssh: 22", "ssh: expected a section of keys and values, found the number 22"),
+        ("hosts: [h1]", "hosts: [h1]\nssh: {config: 5}", "ssh.config: expected text, found the number 5"),
+        ("hosts: [h1]", "hosts: [h1]\nenvironment: {build: maybe}", "expected true or false, found 'maybe'"),
+        ("hosts: [h1]", "hosts: [h1]\nwork_dir: runs", "work_dir: 'runs' is relative"),
+        ("hosts: [h1]", "hosts: [h1]\nname: b", "s.yaml:4:1: duplicate key 'name': lines 1 and 4"),
+        ("scheduler: ssh", "scheduler: local", "a local site has no hosts"),
+    ],
+)
+def test_a_wrong_profile_names_place_and_cause(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert old in SITE
+    assert message in site_fault(tmp_path, SITE.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("1e-3", ".nan", "r.yaml:8:19: .nan is not a finite number"),
+        ("1e-3", "nan", "r.yaml:8:19: training.optimizer.lr: nan is not a finite number"),
+        ("1e-3", "'-inf'", "training.optimizer.lr: "),
+        ("1e-3", "fast", "training.optimizer.lr: expected a number, found 'fast'"),
+        ("1e-3", "-1", "training.optimizer.lr: -1 is too small; must be more than 0"),
+        ("lr: 1e-3", "lr: 1e-3, betas: [0.9]", "training.optimizer.betas[1]: a value is missing"),
+        (
+            "lr: 1e-3",
+            "lr: 1e-3, betas: [0.9, 1.0]",
+            "training.optimizer.betas[1]: 1.0 is too large; must be less than",
+        ),
+        ("heads: 2", "heads: 3", "r.yaml:2:8: model: width 16 is not divisible by heads 3"),
+        ("kind: dense", "kind: moe", "model: kind: moe needs experts and active_experts"),
+        ("[python-stdlib]", "[]", "data.paths: at least 1 value is needed"),
+        ("[python-stdlib]", "[books]", "data.paths: 'books' is relative, but sites share no current folder"),
+        ("name: r", "name: r\nexchange: {windw: 50}", "exchange.windw: unknown key 'windw'; did you mean 'window'?"),
+        ("name: r", "name: r\nexchange: {overlap: 50}", "exchange: overlap 50 must be smaller than window 50"),
+        ("name: r", "name: r\nexchange: {late: {deadline: 0 s}}", "exchange.late.deadline: must be at least 1 ms"),
+        ("name: r", "name: r\nrelay: {host: 'a b'}", "relay.host: host 'a b'"),
+        (
+            "name: r",
+            "name: r\nworker: {env: {A: 1}}",
+            "worker.env.A: expected text, found the number 1; write it in q",
+        ),
+        ("name: r", "name: r\nevaluation: {every: ~}", "evaluation.every: expected a whole number, found nothing"),
+    ],
+)
+def test_a_wrong_recipe_names_place_and_cause(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert old in RECIPE
+    assert message in recipe_fault(tmp_path, RECIPE.replace(old, new))
+
+
+def test_all_faults_are_reported_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
+    text = SITE.replace("name: a", "nam: a").replace("1 GiB", "1").replace("rtt: 1 ms", "rtt: 1")
+    lines = site_fault(tmp_path, text).split("\n")
+    assert [line.split(": ")[1] for line in lines] == ["nam", "name", "cpu.memory", "wan.rtt"]
+
+
+def test_pydantic_is_not_heard(tmp_path: Path) -> None:
+    text = site_fault(tmp_path, SITE.replace("name: a", "name: [1]").replace("up: 1 Gbit/s", "up: 5"))
+    assert "Value error" not in text
+    assert "Input should" not in text
+    assert "pydantic" not in text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "s.yaml: the file is empty"),
+        (b"name: a\nx: \xff", "s.yaml:2: not UTF-8"),
+        (b"- a", "s.yaml:1:1: expected"),
+    ],
+)
+def test_files_that_are_no_profile(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        load_site(path)
+    assert message in str(caught.value)
+    assert caught.value.hint
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        load_site(tmp_path / "none.yaml")
+    with pytest.raises(ConfigError, match="is a folder"):
+        load_recipe(tmp_path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_recipe("a\0b")
+    big = tmp_path / "big.yaml"
+    big.write_bytes(b"#" * (2 << 20))
+    with pytest.raises(ConfigError, match="longer than 1024 KiB"):
+        load_recipe(big)
+    assert text_hash(tmp_path / "none.yaml") is None
+
+
+def test_ssh_files_lie_beside_the_profile(tmp_path: Path) -> None:
+    value = site(tmp_path, SITE + "ssh: {config: keys/config, identity: ~/.ssh/id, known_hosts: /etc/hosts.known}\n")
+    assert value.ssh.config == str(tmp_path / "keys" / "config")
+    assert value.ssh.identity == "~/.ssh/id"
+    assert value.ssh.known_hosts == "/etc/hosts.known"
+
+
+def test_the_place_of_a_value(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(SITE)
+    loaded = load_site(path)
+    assert loaded.at("gpu", "count") == f"{path}:4:25"
+    assert loaded.at("ssh", "port") == f"{path}:1:1"

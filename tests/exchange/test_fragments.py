@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from islandctl.errors import ConfigError
+from islandctl.exchange.fragments import fragment_map, is_exact
+
+MODEL = [
+    ("embed.weight", (64, 8)),
+    ("norm.weight", (8,)),
+    ("head.weight", (64, 8)),
+    *(
+        (f"blocks.{block}.{name}", shape)
+        for block in range(12)
+        for name, shape in {"norm": (8,), "router.weight": (4, 8), "up": (4, 8, 16), "down": (4, 16, 8)}.items()
+    ),
+]
+
+
+@given(st.permutations(MODEL), st.integers(1, 12), st.integers(256, 5000))
+@settings(max_examples=40, derandomize=True, deadline=None)
+def test_partition_is_whole_and_does_not_depend_on_order(
+    shuffled: list[tuple[str, tuple[int, ...]]], num_fragments: int, chunk: int
+) -> None:
+    found = fragment_map(shuffled, num_fragments, chunk)
+    assert found.map_hash == fragment_map(MODEL, num_fragments, chunk).map_hash
+    placed = [placement.name for fragment in found.fragments for placement in fragment.placements]
+    assert sorted(placed) == sorted(name for name, _ in MODEL)
+    chunks = [chunk for fragment in found.fragments for chunk in fragment.chunks]
+    assert [each.global_index for each in chunks] == list(range(len(chunks)))
+    for fragment in found.fragments:
+        position = 0
+        for placement in fragment.placements:
+            assert placement.start == position
+            position = placement.end
+        assert [c.index for c in fragment.chunks] == list(range(len(fragment.chunks)))
+        assert [c.start for c in fragment.chunks[1:]] == [c.end for c in fragment.chunks[:-1]]
+        assert fragment.chunks[0].start == 0
+        assert fragment.numel == position
+        assert all(0 < c.numel <= chunk for c in fragment.chunks)
+        exact = sum(c.numel for c in fragment.chunks if c.exact)
+        assert exact == sum(p.numel for p in fragment.placements if is_exact(p.name, p.shape))
+
+
+def test_blocks_go_in_turn_and_the_rest_to_the_smallest() -> None:
+    found = fragment_map(MODEL, 4, 4096)
+    for index, fragment in enumerate(found.fragments):
+        blocks = {int(p.name.split(".")[1]) for p in fragment.placements if p.name.startswith("blocks")}
+        assert blocks == {index, index + 4, index + 8}
+    assert "head.weight" in {p.name for p in found.fragments[1].placements}  # embed went to 0
+    assert "embed.weight" in {p.name for p in found.fragments[0].placements}
+
+
+def test_exact_parameters_come_first_in_natural_order() -> None:
+    (fragment,) = fragment_map(MODEL, 1, 10**6).fragments
+    names = [placement.name for placement in fragment.placements]
+    assert names.index("blocks.2.norm") < names.index("blocks.10.norm") < names.index("blocks.0.down")
+    assert [chunk.exact for chunk in fragment.chunks] == [True, False]
+
+
+def test_parameter_at_names_the_owner_of_a_position() -> None:
+    (fragment,) = fragment_map(MODEL, 1, 1000).fragments
+    for placement in fragment.placements:
+        assert fragment.parameter_at(placement.start) == placement.name
+        assert fragment.parameter_at(placement.end - 1) == placement.name
+
+
+@pytest.mark.parametrize(
+    ("parameters", "num_fragments", "reason"),
+    [
+        (MODEL, 13, "13 is more than the model's 12 blocks"),
+        ([("a.weight", (3,))], 2, "more than the model's 0 blocks"),
+        ([("a", (3,)), ("a", (3,))], 1, "twice"),
+        ([("a", (3, 0))], 1, "no values"),
+        ([], 1, "fragment 0 of 1 is empty"),
+    ],
+)
+def test_what_cannot_be_placed_is_refused_with_the_reason(
+    parameters: list[tuple[str, tuple[int, ...]]], num_fragments: int, reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        fragment_map(parameters, num_fragments, 1000)

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from islandctl.errors import ExchangeError
+from islandctl.exchange.journal import FileJournal, MemoryJournal, Resolution
+
+FIRST = Resolution(attempt=1, fragment=2, window=3, seq=9, step=40)
+
+
+def test_kept_over_a_restart_and_by_attempt(tmp_path: Path) -> None:
+    FileJournal(tmp_path / "journal.jsonl").append(FIRST)
+    again = FileJournal(tmp_path / "journal.jsonl")
+    assert again.step_of(1, 2, 3) == 40
+    assert again.step_of(2, 2, 3) is None
+    again.append(FIRST)
+    assert (tmp_path / "journal.jsonl").read_text().count("\n") == 1
+    again.append(FIRST.model_copy(update={"attempt": 2, "step": 44}))
+    assert FileJournal(tmp_path / "journal.jsonl").step_of(2, 2, 3) == 44
+
+
+def test_a_torn_last_line_is_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    FileJournal(path).append(FIRST)
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:20])
+    journal = FileJournal(path)
+    assert path.read_bytes() == whole
+    journal.append(FIRST.model_copy(update={"window": 4}))
+    assert FileJournal(path).step_of(1, 2, 4) == 40
+
+
+def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b'{"attempt": 0}\n')
+    with pytest.raises(ExchangeError, match=r"journal\.jsonl:1"):
+        FileJournal(path)
+
+
+def test_memory_journal() -> None:
+    journal = MemoryJournal()
+    journal.append(FIRST)
+    assert journal.step_of(1, 2, 3) == 40

@@ -1,0 +1,53 @@
+"""Bytes on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from islandctl.config.recipe import Exchange, ModelRecipe
+from islandctl.planner.fragments import CODEC_HEADER_BYTES, fragment_sizes
+from islandctl.planner.parameters import parameters
+
+MODEL = ModelRecipe(kind="moe", layers=5, width=16, heads=4, hidden=8, experts=4, active_experts=2)
+
+
+@pytest.mark.parametrize(("codec", "large_bytes"), [("fp32", 4), ("bf16", 2)])
+def test_plain_codecs(codec: Literal["fp32", "bf16"], large_bytes: int) -> None:
+    for size in fragment_sizes(MODEL, Exchange(fragments=2, codec=codec, chunk=1000)):
+        assert size.num_chunks == -(-size.small // 1000) - (-size.large // 1000)
+        assert size.encoded_bytes == 2 * size.small + large_bytes * size.large + CODEC_HEADER_BYTES * size.num_chunks
+
+
+def test_int8_has_a_scale_for_every_started_block_of_a_chunk() -> None:
+    (size,) = fragment_sizes(MODEL, Exchange(fragments=1, codec="int8", chunk=300))
+    chunks = [min(300, size.large - start) for start in range(0, size.large, 300)]
+    scales = sum(-(-values // 256) for values in chunks)
+    assert size.encoded_bytes == 2 * size.small + size.large + 2 * scales + CODEC_HEADER_BYTES * size.num_chunks
+
+
+@given(st.integers(1, 40), st.data())
+def test_fragments_are_a_partition(layers: int, data: st.DataObject) -> None:
+    model = MODEL.model_copy(update={"layers": layers})
+    num = data.draw(st.integers(1, min(layers, 50)))
+    sizes = fragment_sizes(model, Exchange(fragments=num))
+    counts = parameters(model)
+    assert len(sizes) == num
+    assert sum(size.values for size in sizes) == counts.total
+    assert sum(size.small for size in sizes) == counts.embedding + counts.norms + counts.router
+    assert max(size.values for size in sizes) - min(size.values for size in sizes) <= counts.layer + 2 * counts.head
+
+
+def test_more_fragments_than_layers() -> None:
+    with pytest.raises(ValueError, match="6 fragments are more than the model's 5 layers"):
+        fragment_sizes(MODEL, Exchange(fragments=6))
+
+
+def test_the_case_study_needs_ten_seconds_a_window(shipped: Callable[..., Any]) -> None:
+    recipe, _ = shipped("case-study-32b")
+    total = sum(size.encoded_bytes for size in fragment_sizes(recipe.value.model, recipe.value.exchange))
+    assert total * 8 / 25e9 == pytest.approx(10.3, abs=0.05)

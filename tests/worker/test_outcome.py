@@ -1,0 +1,61 @@
+"""outcome.json: what the supervisor may repeat, and that the first word stands."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from islandctl.errors import (
+    CheckpointError,
+    ConfigError,
+    DivergenceError,
+    ExchangeError,
+    RelayError,
+    UnreachableError,
+)
+from islandctl.worker.outcome import NotFiniteError, Outcome, write_outcome
+
+
+@pytest.mark.parametrize(
+    ("error", "retry"),
+    [
+        (ConfigError("x"), False),
+        (CheckpointError("x"), False),
+        (DivergenceError("x"), False),
+        (NotFiniteError("x"), False),
+        (RelayError("x", code="held_out"), False),
+        (RelayError("x", code="stale"), False),
+        (RelayError("x", code="slow"), True),
+        (ExchangeError("x"), True),
+        (UnreachableError("x"), True),
+        (RuntimeError("x\ny"), True),
+    ],
+)
+def test_what_a_repetition_would_meet_again_is_not_repeated(error: Exception, retry: bool) -> None:
+    assert Outcome.of(error, step=3, rank=1).retry is retry
+
+
+def test_an_unexpected_error_is_one_line_and_leads_to_the_log() -> None:
+    outcome = Outcome.of(RuntimeError("first\nsecond"), step=3, rank=1)
+    assert (outcome.reason, outcome.hint) == ("RuntimeError: first", "see islandctl logs")
+    assert Outcome.of(ValueError(), step=0, rank=0).reason == "ValueError: no message"
+
+
+def test_the_first_word_stands_and_nothing_else_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "outcome.json"
+    write_outcome(path, Outcome.of(ConfigError("cause", hint="do"), step=3, rank=1))
+    write_outcome(path, Outcome.of(RuntimeError("consequence"), step=3, rank=0))
+    told = json.loads(path.read_text())
+    assert (told["outcome"], told["retry"], told["reason"], told["hint"], told["rank"]) == (
+        "failed",
+        False,
+        "cause",
+        "do",
+        1,
+    )
+    assert [each.name for each in tmp_path.iterdir()] == ["outcome.json"]
+
+
+def test_a_disk_that_takes_no_outcome_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_outcome(tmp_path / "missing" / "outcome.json", Outcome.ended("finished", "", step=1))
+    assert "cannot write" in caplog.text

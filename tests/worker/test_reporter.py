@@ -1,0 +1,152 @@
+"""What is told to the relay beside the loop: in order, patiently, without harm."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from islandctl.config.recipe import Late
+from islandctl.errors import RelayError, UnreachableError
+from islandctl.ledger.entries import Checkpoint, Entry
+from islandctl.relay.inprocess import InProcessRelay, InProcessTransport
+from islandctl.relay.messages import Heartbeat
+from islandctl.worker import reporter as module
+from islandctl.worker.checkpoint import Saved
+from islandctl.worker.reporter import Reporter, registered
+
+from .rehearsal import until
+
+BEAT = Heartbeat(attempt=1, cell=0, state="starting", step=0, steps=9, tokens=0, tokens_per_s=0.0, held_out_hash="h")
+
+
+class Flaky:
+    """The in-process relay behind a link that can be cut."""
+
+    def __init__(self, inner: InProcessTransport) -> None:
+        self.inner, self.up = inner, threading.Event()
+        self.up.set()
+
+    def _check(self) -> InProcessTransport:
+        if not self.up.is_set():
+            raise UnreachableError("relay: no answer")
+        return self.inner
+
+    def heartbeat(self, heartbeat: Heartbeat) -> None:
+        self._check().heartbeat(heartbeat)
+
+    def register_checkpoint(self, step: int, manifest: str, versions: Sequence[int], attempt: int) -> Entry:
+        return self._check().register_checkpoint(step, manifest, versions, attempt)
+
+    def entries(self, after: int, wait_s: float) -> Sequence[Entry]:
+        return self._check().entries(after, wait_s)
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "INTERVAL_S", 0.01)
+
+
+@pytest.fixture
+def relay() -> InProcessRelay:
+    return InProcessRelay("r", "c", ("a", "b"), 1, late=Late())
+
+
+@pytest.fixture
+def link(relay: InProcessRelay) -> Flaky:
+    return Flaky(relay.transport(0))
+
+
+@pytest.fixture
+def reporter(link: Flaky, tmp_path: Path) -> Iterator[Reporter]:
+    one = Reporter(link, BEAT, num_cells=2, checkpoints=tmp_path, keep=1)
+    yield one
+    one.close(wait_s=0.0)
+
+
+def on_disk(folder: Path, step: int) -> Saved:
+    path = folder / f"step-{step:08d}-attempt-1"
+    path.mkdir()
+    return Saved(path, 1, step, f"hash-{step}")
+
+
+def steps(relay: InProcessRelay) -> list[int]:
+    return [entry.step for entry in relay.archive.ledger if isinstance(entry, Checkpoint)]
+
+
+def beat(relay: InProcessRelay) -> Heartbeat | None:
+    return relay.status().cells[0].heartbeat
+
+
+def test_the_last_state_arrives(relay: InProcessRelay, reporter: Reporter) -> None:
+    reporter.update(state="training", step=3, loss=1.5)
+    until(lambda: (told := beat(relay)) is not None and told.step == 3, "the heartbeat")
+    with reporter.doing("checkpointing"):
+        until(lambda: (told := beat(relay)) is not None and told.state == "checkpointing", "the state")
+    reporter.update(state="finished", step=9)
+    assert reporter.close(wait_s=5.0)
+    told = beat(relay)
+    assert told is not None
+    assert (told.state, told.step, told.loss) == ("finished", 9, 1.5)
+
+
+def test_checkpoints_wait_for_the_relay_and_keep_their_order(
+    relay: InProcessRelay, link: Flaky, reporter: Reporter, tmp_path: Path
+) -> None:
+    link.up.clear()
+    for step in (10, 20, 30):
+        reporter.register(on_disk(tmp_path, step), (0,))
+    assert not steps(relay)
+    link.up.set()
+    until(lambda: len(steps(relay)) == 3, "the registrations")
+    assert steps(relay) == [10, 20, 30]
+
+
+def test_only_what_is_joint_lets_older_ones_go(
+    relay: InProcessRelay, link: Flaky, reporter: Reporter, tmp_path: Path
+) -> None:
+    for step in (10, 20, 30):
+        reporter.register(on_disk(tmp_path, step), (0,))
+    until(lambda: len(steps(relay)) == 3, "the registrations")
+    assert len(list(tmp_path.iterdir())) == 3
+    for step in (10, 20, 30):
+        relay.transport(1).register_checkpoint(step, f"other-{step}", (0,), 1)
+    reporter.register(on_disk(tmp_path, 40), (0,))
+    until(lambda: len(list(tmp_path.iterdir())) == 3, "the tidying")
+    assert sorted(path.name for path in tmp_path.iterdir())[0] == "step-00000020-attempt-1"
+
+
+def test_a_verdict_is_handed_to_the_loop(relay: InProcessRelay, reporter: Reporter) -> None:
+    assert reporter.verdict is None
+    relay.transport(1).heartbeat(BEAT.model_copy(update={"cell": 1, "held_out_hash": "h"}))
+    reporter.update(held_out_hash="another")
+    until(lambda: reporter.verdict is not None, "the verdict")
+    assert isinstance(reporter.verdict, RelayError)
+    assert reporter.verdict.code == "held_out"
+
+
+def test_a_stop_is_heard(relay: InProcessRelay, reporter: Reporter) -> None:
+    assert not reporter.stop_heard
+    relay.stop("by the user")
+    until(lambda: reporter.stop_heard, "the stop")
+
+
+def test_an_end_without_the_relay_is_told_to_the_caller(link: Flaky, reporter: Reporter, tmp_path: Path) -> None:
+    link.up.clear()
+    reporter.register(on_disk(tmp_path, 10), (0,))
+    assert not reporter.close(wait_s=0.05)
+
+
+def test_without_a_relay_own_checkpoints_count_as_joint(tmp_path: Path) -> None:
+    alone = Reporter(None, BEAT, num_cells=1, checkpoints=tmp_path, keep=1)
+    for step in (10, 20, 30):
+        alone.register(on_disk(tmp_path, step), (0,))
+    assert alone.close(wait_s=5.0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000020-attempt-1", "step-00000030-attempt-1"]
+
+
+def test_registered_means_this_cell_and_this_manifest(relay: InProcessRelay, tmp_path: Path) -> None:
+    saved = on_disk(tmp_path, 10)
+    relay.transport(1).register_checkpoint(10, "hash-10", (0,), 1)
+    assert not registered(relay.archive.ledger, saved, 0)
+    assert registered(relay.archive.ledger, saved, 1)
