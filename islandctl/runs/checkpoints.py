@@ -193,12 +193,12 @@ def rows_of(
 
 def _held(cell: CellRecord, reach: Reach) -> list[tuple[int, int]]:
     node = cell.nodes[0]
-    stored = nodes.list_checkpoints(reach.host(node.site, node.host), CellFolder(PurePosixPath(node.cell_folder)).root)
+    stored = nodes.list_checkpoints(
+        reach.host(node.site, node.host), CellFolder(PurePosixPath(node.cell_folder)).root
+    )
     return [key for one in stored if one.manifest is not None and (key := _key(one.name))]
 
 
 def _key(name: str) -> tuple[int, int] | None:
     match = _NAME.fullmatch(name)
     return (int(match[2]), int(match[1])) if match else None
-
-

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from pydantic import ValidationError
 
-from islandctl.config.paths import CellFolder
+from islandctl.config.paths import CellFolder, RunFolder
 from islandctl.errors import IslandError
 from islandctl.fleet import node as nodes
 from islandctl.fleet.host import Host
@@ -22,7 +22,7 @@ from islandctl.planner.plan import Plan
 from islandctl.relay.messages import RelayStatus
 from islandctl.runs.metrics import heartbeat_from
 from islandctl.runs.reach import Reach, Say
-from islandctl.runs.record import KeptRecord, NodeRecord, RunRecord, load
+from islandctl.runs.record import NodeRecord, RunRecord, load
 from islandctl.runs.relay import client
 from islandctl.runs.status import Facts, NodeFacts, Outcome, RunStatus
 from islandctl.runs.watch import combine
@@ -81,8 +81,8 @@ class Watcher:
         self._deadline_s = deadline_s
         self._reach = Reach(plan, record.run, say)
         self._silent: set[str] = set()
-        self._nodes = {(n.cell, n.index): Asked(lambda n=n: self._look_at(n)) for n in record.nodes}  # type: ignore[misc]
-        self._kept = {k.name: Asked(lambda k=k: self._look_at_kept(k)) for k in self._kept_records()}  # type: ignore[misc]
+        self._nodes = {(node.cell, node.index): self._ask_node(node) for node in record.nodes}
+        self._beside = {name: self._ask_about(*place) for name, place in self._kept().items()}
         self._relay: Asked[RelayStatus] = Asked(self._ask_relay)
         self._relay_answers = True
 
@@ -104,7 +104,7 @@ class Watcher:
         self._record = load(self._record.run)
         end = time.monotonic() + self._deadline_s
         asked: list[Asked[RelayStatus] | Asked[NodeFacts] | Asked[SupervisorState]]
-        asked = [self._relay, *self._nodes.values(), *self._kept.values()]
+        asked = [self._relay, *self._nodes.values(), *self._beside.values()]
         for one in asked:
             one.begin()
         relay = self._relay.answer(min(RELAY_TIMEOUT_S + 1.0, end - time.monotonic()))
@@ -114,7 +114,7 @@ class Watcher:
             slot = self._nodes.get((node.cell, node.index))
             answer = slot.answer(end - time.monotonic()) if slot else None
             seen.append(self._facts(node, answer))
-        kept = {name: slot.answer(end - time.monotonic()) for name, slot in self._kept.items()}
+        kept = {name: slot.answer(end - time.monotonic()) for name, slot in self._beside.items()}
         states = {name: state for name, state in kept.items() if isinstance(state, SupervisorState)}
         facts = Facts(
             relay=relay if isinstance(relay, RelayStatus) else None,
@@ -126,9 +126,12 @@ class Watcher:
         )
         return combine(self._record, self._plan, facts)
 
-    def _kept_records(self) -> tuple[KeptRecord, ...]:
-        relay = (self._record.relay,) if self._record.relay else ()
-        return (*relay, *self._record.tunnels)
+    def _kept(self) -> dict[str, tuple[str, str]]:
+        """Relay and tunnels by name: (host, the supervisor's folder)."""
+        relay = self._record.relay
+        kept = {"relay": (relay.host, relay.folder)} if relay else {}
+        tunnels = RunFolder.of(self._record.run).tunnels
+        return kept | {f"tunnel {one.name}": ("", str(tunnels / one.name)) for one in self._record.tunnels}
 
     def _facts(self, node: NodeRecord, answer: NodeFacts | IslandError | None) -> NodeFacts:
         if isinstance(answer, NodeFacts):
@@ -145,9 +148,11 @@ class Watcher:
         with client(self._record, timeout_s=RELAY_TIMEOUT_S) as relay:
             return relay.status()
 
-    def _look_at_kept(self, kept: KeptRecord) -> SupervisorState:
-        host = self._reach.beside(kept.host)
-        return nodes.state(host, kept.folder)
+    def _ask_about(self, host: str, folder: str) -> Asked[SupervisorState]:
+        return Asked(lambda: nodes.state(self._reach.beside(host), folder))
+
+    def _ask_node(self, node: NodeRecord) -> Asked[NodeFacts]:
+        return Asked(lambda: self._look_at(node))
 
     def _look_at(self, node: NodeRecord) -> NodeFacts:
         host = self._reach.host(node.site, node.host)

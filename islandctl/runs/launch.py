@@ -79,7 +79,7 @@ def _prepare(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> RunRecord
     def one(place: tuple[str, str]) -> Prepared:
         host = reach.host(*place)
         began = time.monotonic()
-        done = prepare(host, plan.site(place[0]), bundle)
+        done = prepare(host, plan.site(place[0]), bundle, say)
         say(f"{host.label}: ready, {done.python} ({time.monotonic() - began:.0f} s)")
         return done
 

@@ -117,7 +117,9 @@ class LogReader:
         open_ones = names
         while open_ones:
             tails = [self._tails[node.cell, node.index, name] for name in open_ones]
-            parts = [(f"{folder}/{name}", one.offset, BLOCK_BYTES) for name, one in zip(open_ones, tails, strict=True)]
+            parts = [
+                (f"{folder}/{name}", one.offset, BLOCK_BYTES) for name, one in zip(open_ones, tails, strict=True)
+            ]
             unread = []
             for name, one, piece in zip(open_ones, tails, nodes.read_many(host, parts), strict=True):
                 if piece.size < one.offset:
@@ -142,5 +144,3 @@ class LogReader:
         cell = self._record.cells[node.cell].name
         place = f"rank-{rank}" if rank is not None else f"node-{node.index}"
         return Tail(f"{cell}/{place}", node.site, rank, offset)
-
-

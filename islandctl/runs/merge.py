@@ -77,7 +77,8 @@ def merge(batches: Iterable[Sequence[Line]]) -> list[Line]:
         (line.at, batch, index, line) for batch, lines in enumerate(batches) for index, line in enumerate(lines)
     ]
     # a file's own order wins over a clock that was set back: the key is the running maximum inside each file
-    keyed, newest = [], {}
+    keyed = []
+    newest: dict[int, float] = {}
     for at, batch, index, line in numbered:
         newest[batch] = max(newest.get(batch, 0.0), at)
         keyed.append((newest[batch], batch, index, line))

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Generic, TypeVar
 
 from islandctl.config.paths import RunFolder
-from islandctl.config.site import SiteProfile
+from islandctl.config.site import SiteProfile, Ssh
 from islandctl.errors import HostKeyError, IslandError, PreflightError, UnreachableError
 from islandctl.fleet.connect import Fleet, this_machine
 from islandctl.fleet.host import Host
@@ -76,6 +76,10 @@ class Reach:
             if host in site.hosts:
                 return site
         return SiteProfile.model_validate({**_BESIDE, "hosts": [host]})
+
+    def ssh(self, site: str, host: str) -> Ssh:
+        """How ``host`` is reached: its site's way (empty: see ``profile_beside``)."""
+        return (self._plan.site(site) if site else self.profile_beside(host)).ssh
 
     def close(self) -> None:
         """Give all connections back."""

@@ -61,16 +61,29 @@ class CellRecord(Model):
 
 
 class KeptRecord(Model):
-    """A kept process beside the workers: the relay, or a tunnel."""
+    """The relay's supervisor."""
 
     name: str
-    """``relay`` or ``tunnel-<name>``."""
     host: str = ""
     """Where it runs; empty for the controller."""
     python: str
+    code: str
     supervisor: str
     folder: str
     """The supervisor's folder."""
+
+
+class TunnelRecord(Model):
+    """A tunnel kept on the controller, in ``tunnels/<name>``."""
+
+    name: str
+    site: str = ""
+    """The site of ``host``; empty for the relay's own host."""
+    host: str
+    reverse: bool
+    """``host_port`` there leads to ``local_port`` here; else the other way round."""
+    host_port: int
+    local_port: int
 
 
 class RunRecord(Model):
@@ -92,8 +105,10 @@ class RunRecord(Model):
     """The process that launches; only read while the phase is ``launching``."""
     relay_url: str = ""
     """The relay, as the controller reaches it."""
+    relay_port: int = 0
+    """Where it listens on its own host."""
     relay: KeptRecord | None = None
-    tunnels: tuple[KeptRecord, ...] = ()
+    tunnels: tuple[TunnelRecord, ...] = ()
     cells: tuple[CellRecord, ...] = ()
 
     @property

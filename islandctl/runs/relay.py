@@ -72,7 +72,7 @@ def relay_files(record: RunRecord, plan: Plan, *, host: str, port: int) -> dict[
     }
 
 
-def relay_job(record: RunRecord, relay: KeptRecord, code: str) -> SupervisorJob:
+def relay_job(record: RunRecord, relay: KeptRecord) -> SupervisorJob:
     """``job.json`` of the relay."""
     data = str(PurePosixPath(relay.folder).parent)
     return SupervisorJob(
@@ -81,7 +81,7 @@ def relay_job(record: RunRecord, relay: KeptRecord, code: str) -> SupervisorJob:
         name="relay",
         argv=(relay.python, "-m", "islandctl.relay", data),
         cwd=data,
-        env={"PYTHONPATH": code, "PYTHONUNBUFFERED": "1"},
+        env={"PYTHONPATH": relay.code, "PYTHONUNBUFFERED": "1"},
         restart=KEEP,
         stop_timeout_s=STOP_TIMEOUT_S,
     )

@@ -16,7 +16,7 @@ from islandctl.runs import record as records
 from islandctl.runs.checkpoints import read_ledger, verify
 from islandctl.runs.choice import Choice, choose
 from islandctl.runs.files import only_one
-from islandctl.runs.network import restart_relay, restart_tunnels
+from islandctl.runs.network import restart_relay
 from islandctl.runs.reach import Reach, Say, demand, each
 from islandctl.runs.record import NodeRecord, RunRecord
 from islandctl.runs.relay import client
@@ -34,7 +34,7 @@ def resume(record: RunRecord, plan: Plan, say: Say, *, step: int | None = None) 
         step: a joint checkpoint's step; 0: from the beginning; None: the newest one.
 
     Raises:
-        UsageError: the run still runs, never got to its workers, or its recipe has changed; no checkpoint at ``step``.
+        UsageError: the run still runs, never got to its workers, or its recipe has changed; no such checkpoint.
         CheckpointError: no joint checkpoint can be used.
         UnreachableError: a node or the relay cannot be asked. Nothing has been changed then.
     """
@@ -47,8 +47,7 @@ def resume(record: RunRecord, plan: Plan, say: Say, *, step: int | None = None) 
         record = records.load(record.run)
         _check_ended(record, reach)
         try:
-            record = restart_relay(record, plan, reach, say)
-            record = restart_tunnels(record, plan, reach, say)
+            restart_relay(record, reach, say)
             record = _rewind(record, reach, say, step)
             write_cells(record, plan, reach)
             start_workers(record, plan, reach)

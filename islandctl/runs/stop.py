@@ -9,10 +9,11 @@ from islandctl.config.paths import RunFolder
 from islandctl.errors import IslandError, RunError, UnreachableError
 from islandctl.fleet import node as nodes
 from islandctl.planner.plan import Plan
+from islandctl.relay.messages import RelayStatus
 from islandctl.runs import record as records
 from islandctl.runs.files import only_one
 from islandctl.runs.reach import Reach, Say, each
-from islandctl.runs.record import KeptRecord, NodeRecord, RunRecord
+from islandctl.runs.record import NodeRecord, RunRecord
 from islandctl.runs.relay import STOP_TIMEOUT_S, client
 from islandctl.runs.workers import stop_workers
 
@@ -83,14 +84,15 @@ def end_everything(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> Sto
         for verdict in stop_workers(record, reach, record.nodes)
         if verdict.error is not None and not isinstance(verdict.error, UnreachableError)
     ]
-    kept: list[KeptRecord] = [*filter(None, [record.relay]), *record.tunnels]
+    relay = [(record.relay.host, record.relay.folder)] if record.relay else []
+    tunnels = [("", str(RunFolder.of(record.run).tunnels / one.name)) for one in record.tunnels]
 
-    def end(one: KeptRecord) -> None:
-        nodes.stop(reach.beside(one.host), one.folder, STOP_TIMEOUT_S + 10.0)
+    def end(kept: tuple[str, str]) -> None:
+        nodes.stop(reach.beside(kept[0]), kept[1], STOP_TIMEOUT_S + 10.0)
 
     troubles += [
-        f"{verdict.item.name}: {verdict.error.message}"
-        for verdict in each(kept, end)
+        f"{verdict.item[1]}: {verdict.error.message}"
+        for verdict in [*each(relay, end), *each(tunnels, end)]
         if verdict.error is not None and not isinstance(verdict.error, UnreachableError)
     ]
     left, unknown, clean = _search(record, plan, reach)
@@ -109,6 +111,9 @@ def _together(record: RunRecord, reach: Reach, say: Say, deadline_s: float) -> i
     if deadline_s > 0 and _living(record, reach):
         try:
             with client(record) as relay:
+                if not _has_trained(relay.status(), record.attempt):
+                    say("no cell has trained yet: there is nothing to checkpoint")
+                    return None
                 relay.stop("asked by islandctl stop")
         except IslandError as error:
             say(f"the relay cannot pass the word on ({error.message}); ending the workers one by one")
@@ -121,6 +126,11 @@ def _together(record: RunRecord, reach: Reach, say: Say, deadline_s: float) -> i
     except IslandError:
         return None
     return joint[-1].step if joint else None
+
+
+def _has_trained(status: RelayStatus, attempt: int) -> bool:
+    beats = [cell.heartbeat for cell in status.cells if cell.heartbeat is not None]
+    return any(beat.attempt == attempt and beat.step > 0 for beat in beats)
 
 
 def _wait(record: RunRecord, reach: Reach, say: Say, deadline_s: float) -> None:
