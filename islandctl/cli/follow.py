@@ -36,6 +36,23 @@ def follow(watcher: Watcher, *, quiet: bool = False) -> RunStatus:
         raise typer.Exit(130) from None
 
 
+def end(watcher: Watcher, status: RunStatus) -> int:
+    """After a followed run has ended: end its relay and tunnels, say so, and give the exit code.
+
+    A failed run keeps its relay only as long as this takes as well: everything it knows is in its files.
+    """
+    from islandctl.runs.record import load
+    from islandctl.runs.stop import stop
+
+    record = load(watcher.run)
+    if record.phase == "launched":
+        report = stop(record, watcher.plan, output.message, deadline_s=0.0, reason=status.detail or status.state)
+        for line in report.lines:
+            output.message(line)
+        return exit_code(status) or report.exit_code
+    return exit_code(status)
+
+
 def exit_code(status: RunStatus) -> int:
     """0 for a run that finished, 1 for one that failed or was stopped before its end."""
     return 0 if status.state == "finished" else RunError.exit_code

@@ -31,7 +31,7 @@ def launch(
       islandctl launch run.plan --run paper-1 --detach --yes
     """
     from islandctl.cli import output
-    from islandctl.cli.follow import exit_code, follow
+    from islandctl.cli.follow import end, follow
     from islandctl.runs.gather import Watcher
     from islandctl.runs.launch import check_plan, start
 
@@ -47,9 +47,10 @@ def launch(
                 output.as_json(watcher.look())
             return
         status = follow(watcher, quiet=json)
+        code = end(watcher, status)
     if json:
         output.as_json(status)
-    raise typer.Exit(exit_code(status))
+    raise typer.Exit(code)
 
 
 def _plan(source: Path, sites: list[Path]) -> Plan:

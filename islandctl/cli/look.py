@@ -34,7 +34,7 @@ SITE_COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
 """Sites take them in turn, in the plan's order."""
 
 
-def sparkline(values: Sequence[float], width: int = 12) -> str:
+def sparkline(values: Sequence[float], width: int = 10) -> str:
     """The last ``width`` values as bars between their smallest and largest; empty for fewer than two."""
     shown = list(values)[-width:]
     if len(shown) < 2:
@@ -57,6 +57,16 @@ def duration(seconds: float | None) -> str:
     if whole < 86400:
         return f"{whole // 3600} h {whole % 3600 // 60:02} min"
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def brief(seconds: float | None) -> str:
+    """``3 s``, ``2 min``, ``5 h``, ``4 d``: one unit is enough for an age; a dash when not known."""
+    if seconds is None:
+        return "-"
+    for length, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= length:
+            return f"{int(seconds // length)} {unit}"
+    return f"{round(seconds)} s"
 
 
 def count(number: float | None) -> str:
@@ -120,30 +130,25 @@ def status_view(status: RunStatus) -> RenderableType:
 
 
 def _table(status: RunStatus) -> RenderableType:
+    """One row a cell. A cell's name begins with its site's."""
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    sites = any(cell.name != cell.site for cell in status.cells)
-    table.add_column("cell", max_width=20, overflow="ellipsis", no_wrap=True)
-    if sites:
-        table.add_column("site", max_width=12, overflow="ellipsis", no_wrap=True)
+    table.add_column("cell", max_width=16, overflow="ellipsis", no_wrap=True)
     table.add_column("state", no_wrap=True)
     table.add_column("step", justify="right", no_wrap=True)
-    table.add_column("bits/byte", no_wrap=True)
-    table.add_column("tokens/s", justify="right", no_wrap=True)
-    table.add_column("heartbeat", justify="right", no_wrap=True)
-    for heading in ("sent", "late", "skipped"):
+    table.add_column("bits per byte", no_wrap=True)
+    for heading in ("tokens/s", "beat", "sent", "late", "skipped"):
         table.add_column(heading, justify="right", no_wrap=True)
     for cell in status.cells:
         values = [value for _, value in cell.bits_per_byte]
         bits = f"{values[-1]:.4f} {sparkline(values)}" if values else "-"
-        heartbeat = duration(cell.heartbeat_age_s) if cell.source != "files" else "(files)"
-        row = [cell.name, coloured(cell.state), _number(cell.step), bits, count(cell.tokens_per_s), heartbeat]
-        row += [_number(cell.rounds_sent), _number(cell.rounds_late), _number(cell.rounds_skipped)]
-        if sites:
-            row.insert(1, cell.site)
-        table.add_row(*row)
+        beat = "files" if cell.source == "files" else brief(cell.heartbeat_age_s)
+        rounds = (_number(number) for number in (cell.rounds_sent, cell.rounds_late, cell.rounds_skipped))
+        table.add_row(
+            cell.name, coloured(cell.state), _number(cell.step), bits, count(cell.tokens_per_s), beat, *rounds
+        )
     return table
 
 
@@ -155,6 +160,8 @@ def _relay_line(status: RunStatus) -> str:
     from rich.markup import escape
 
     relay = status.relay
+    if relay.state == "ended" and status.ended:
+        return "relay: ended with the run"
     if relay.state != "answering":
         return f"relay: [yellow]{relay.state}[/] {escape(relay.detail)}".rstrip()
     empty = f", {relay.rounds_empty} empty" if relay.rounds_empty else ""

@@ -24,7 +24,7 @@ def resume(
       islandctl resume demo-1 --from 400 --detach
     """
     from islandctl.cli import output
-    from islandctl.cli.follow import exit_code, follow
+    from islandctl.cli.follow import end, follow
     from islandctl.runs.gather import Watcher
     from islandctl.runs.record import load, load_plan_of
     from islandctl.runs.resume import resume as resume_run
@@ -38,6 +38,7 @@ def resume(
                 output.as_json(watcher.look())
             return
         status = follow(watcher, quiet=json)
+        code = end(watcher, status)
     if json:
         output.as_json(status)
-    raise typer.Exit(exit_code(status))
+    raise typer.Exit(code)

@@ -123,10 +123,19 @@ def ledger_of(record: RunRecord, reach: Reach) -> list[Entry]:
         with client(record) as relay:
             return read_ledger(relay)
     except UnreachableError:
-        if record.relay is None:
-            return []
-        folder = PurePosixPath(record.relay.folder).parent
-        return parse_ledger(_whole(reach, record.relay.host, str(folder / "ledger.jsonl")))
+        return ledger_from_file(record, reach)
+
+
+def ledger_from_file(record: RunRecord, reach: Reach) -> list[Entry]:
+    """The ledger as its file has it; empty when there is none yet.
+
+    Raises:
+        UnreachableError: the relay's host does not answer.
+    """
+    if record.relay is None:
+        return []
+    folder = PurePosixPath(record.relay.folder).parent
+    return parse_ledger(_whole(reach, record.relay.host, str(folder / "ledger.jsonl")))
 
 
 def parse_ledger(content: bytes) -> list[Entry]:

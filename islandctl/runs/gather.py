@@ -18,8 +18,10 @@ from islandctl.errors import IslandError
 from islandctl.fleet import node as nodes
 from islandctl.fleet.host import Host
 from islandctl.fleet.job import SupervisorState
+from islandctl.ledger.joint import JointCheckpoint, joint_checkpoints
 from islandctl.planner.plan import Plan
 from islandctl.relay.messages import RelayStatus
+from islandctl.runs.checkpoints import ledger_from_file
 from islandctl.runs.metrics import heartbeat_from
 from islandctl.runs.reach import Reach, Say
 from islandctl.runs.record import NodeRecord, RunRecord, load
@@ -76,7 +78,7 @@ class Watcher:
 
     def __init__(self, record: RunRecord, plan: Plan, say: Say, *, deadline_s: float = 15.0) -> None:
         self._record = record
-        self._plan = plan
+        self.plan = plan
         self._say = say
         self._deadline_s = deadline_s
         self._reach = Reach(plan, record.run, say)
@@ -84,6 +86,7 @@ class Watcher:
         self._nodes = {(node.cell, node.index): self._ask_node(node) for node in record.nodes}
         self._beside = {name: self._ask_about(*place) for name, place in self._kept().items()}
         self._relay: Asked[RelayStatus] = Asked(self._ask_relay)
+        self._joint: Asked[JointCheckpoint | None] = Asked(self._read_joint)
         self._relay_answers = True
 
     def __enter__(self) -> Watcher:
@@ -116,7 +119,9 @@ class Watcher:
             seen.append(self._facts(node, answer))
         kept = {name: slot.answer(end - time.monotonic()) for name, slot in self._beside.items()}
         states = {name: state for name, state in kept.items() if isinstance(state, SupervisorState)}
+        joint = None if self._relay_answers else self._joint_from_file(end - time.monotonic())
         facts = Facts(
+            joint=joint,
             relay=relay if isinstance(relay, RelayStatus) else None,
             relay_trouble="" if isinstance(relay, RelayStatus) else _trouble(relay, "the relay", RELAY_TIMEOUT_S),
             relay_state=states.pop("relay", None),
@@ -124,7 +129,7 @@ class Watcher:
             nodes=tuple(seen),
             launcher_alive=self._record.launcher_pid > 0 and _alive(self._record.launcher_pid),
         )
-        return combine(self._record, self._plan, facts)
+        return combine(self._record, self.plan, facts)
 
     def _kept(self) -> dict[str, tuple[str, str]]:
         """Relay and tunnels by name: (host, the supervisor's folder)."""
@@ -143,6 +148,16 @@ class Watcher:
             self._silent.add(node.label)
             self._say(f"{node.label}: no answer; reconnecting, training is not affected")
         return NodeFacts(cell=node.cell, node=node.index, trouble=_trouble(answer, node.label, self._deadline_s))
+
+    def _joint_from_file(self, deadline_s: float) -> JointCheckpoint | None:
+        self._joint.begin()
+        answer = self._joint.answer(deadline_s)
+        return answer if isinstance(answer, JointCheckpoint) else None
+
+    def _read_joint(self) -> JointCheckpoint | None:
+        entries = ledger_from_file(self._record, self._reach)
+        joint = joint_checkpoints(entries, len(self._record.cells))
+        return joint[-1] if joint else None
 
     def _ask_relay(self) -> RelayStatus:
         with client(self._record, timeout_s=RELAY_TIMEOUT_S) as relay:
@@ -164,7 +179,7 @@ class Watcher:
             outcome = read_outcome(host, str(folder.outcome))
         if not self._relay_answers and node.index == 0:
             content = nodes.read_tail(host, str(folder.metrics), METRICS_TAIL_BYTES)
-            steps = self._plan.recipe.training.steps
+            steps = self.plan.recipe.training.steps
             beat = heartbeat_from(content, cell=node.cell, attempt=self._record.attempt, steps=steps)
         lines = self._last_lines(host, node, outcome) if failed else ()
         return NodeFacts(cell=node.cell, node=node.index, state=state, outcome=outcome, heartbeat=beat, lines=lines)

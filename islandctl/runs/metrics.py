@@ -42,9 +42,9 @@ def heartbeat_from(content: bytes, *, cell: int, attempt: int, steps: int) -> He
         tokens_per_s=float(train.get("tokens_per_s") or 0.0),
         loss=train.get("loss"),
         bits_per_byte=tuple(sorted((s, b) for s, b in evaluations.items() if s <= step))[-MAX_EVALUATIONS:],
-        rounds_applied=int(exchange.get("applied", 0)),
-        rounds_skipped=int(exchange.get("skipped", 0)),
-        rounds_late=int(exchange.get("late", 0)),
+        rounds_applied=int(exchange.get("rounds_applied", 0)),
+        rounds_skipped=int(exchange.get("rounds_skipped", 0)),
+        rounds_late=int(exchange.get("rounds_late", 0)),
     )
 
 

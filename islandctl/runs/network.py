@@ -1,9 +1,9 @@
 """Who reaches the relay how: its start, and the tunnels of nodes that cannot reach it by themselves.
 
 The relay listens on loopback, or on all addresses where the recipe names the one that sites use. A local site
-reaches a relay on the controller over loopback. Where the recipe names the address, other nodes use it. Everybody else
-gets a tunnel kept on the controller, so that no site needs an open port. A relay on another host is reached by the
-controller through a tunnel as well.
+reaches a relay on the controller over loopback. Where the recipe names the address, other nodes use it. Everybody
+else gets a tunnel kept on the controller, so that no site needs an open port. A relay on another host is reached by
+the controller through a tunnel as well.
 """
 
 from __future__ import annotations

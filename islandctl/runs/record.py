@@ -240,16 +240,30 @@ def load_plan_of(record: RunRecord) -> Plan:
     """The frozen plan of a run.
 
     Raises:
-        UsageError: it is missing or does not match the record.
+        UsageError: it is missing or is no plan.
     """
     path = RunFolder.of(record.run).plan
     try:
-        plan = Plan.model_validate_json(path.read_bytes())
-    except (FileNotFoundError, ValidationError) as error:
-        raise UsageError(f"{path}: not a readable plan: {error}") from error
+        return Plan.model_validate_json(path.read_bytes())
+    except FileNotFoundError as error:
+        raise UsageError(f"{path}: the run's plan is missing") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise UsageError(f"{path}: {place}: {first['msg']}", hint="was it written by another version?") from error
+
+
+def check_plan_of(record: RunRecord, plan: Plan) -> None:
+    """Refuse a plan that is not the one that was launched.
+
+    Raises:
+        UsageError: it was changed since.
+    """
     if plan.plan_hash != record.plan_hash:
-        raise UsageError(f"{path}: was changed after the launch (its hash is not the one in run.json)")
-    return plan
+        raise UsageError(
+            f"{RunFolder.of(record.run).plan}: the plan is not the one that was launched (its hash differs)",
+            hint="bring the file back; or it was written by another version of islandctl: resume with that one",
+        )
 
 
 def _check_name(name: str) -> None:

@@ -38,6 +38,7 @@ def resume(record: RunRecord, plan: Plan, say: Say, *, step: int | None = None) 
         CheckpointError: no joint checkpoint can be used.
         UnreachableError: a node or the relay cannot be asked. Nothing has been changed then.
     """
+    records.check_plan_of(record, plan)
     for note in check_recipe(plan, lambda path: _changed_recipe(plan, path), run=record.run):
         say(f"note: {note}")
     with (

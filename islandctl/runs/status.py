@@ -68,6 +68,8 @@ class Facts(Model):
     relay: RelayStatus | None = None
     """None: the relay did not answer."""
     relay_trouble: str = ""
+    joint: JointCheckpoint | None = None
+    """The newest, from the ledger's file, when the relay could not be asked."""
     relay_state: SupervisorState | None = None
     """Of the relay's own supervisor; None: not known."""
     tunnels: dict[str, SupervisorState] = Field(default_factory=dict)

@@ -56,11 +56,14 @@ class StopReport(Model):
         return lines
 
 
-def stop(record: RunRecord, plan: Plan, say: Say, *, deadline_s: float) -> StopReport:
+def stop(
+    record: RunRecord, plan: Plan, say: Say, *, deadline_s: float, reason: str = "stopped by hand"
+) -> StopReport:
     """Stop a run, whatever state it is in.
 
     Args:
         deadline_s: what the cells get to checkpoint and end together; 0 ends them at once.
+        reason: goes into the record, and into the ledger where cells are asked to stop.
     """
     with (
         only_one(RunFolder.of(record.run).root / "lock", f"islandctl stop {record.run}"),
@@ -69,7 +72,7 @@ def stop(record: RunRecord, plan: Plan, say: Say, *, deadline_s: float) -> StopR
         record = records.load(record.run)
         failed = record.phase == "failed"
         if not failed:
-            record = records.change(record, phase="stopping", reason="stopped by islandctl stop")
+            record = records.change(record, phase="stopping", reason=reason)
         checkpoint = _together(record, reach, say, deadline_s) if record.cells else None
         report = end_everything(record, plan, reach, say).model_copy(update={"checkpoint": checkpoint})
         if not failed and not report.exit_code:
@@ -101,11 +104,6 @@ def end_everything(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> Sto
     )
 
 
-def tidy(record: RunRecord, plan: Plan, say: Say) -> StopReport:
-    """After a run has ended by itself: end its relay and tunnels, and prove that nothing is left."""
-    return stop(record, plan, say, deadline_s=0.0)
-
-
 def _together(record: RunRecord, reach: Reach, say: Say, deadline_s: float) -> int | None:
     """Ask the cells through the relay to checkpoint and end together; wait for it. Gives the joint step."""
     if deadline_s > 0 and _living(record, reach):
@@ -114,7 +112,7 @@ def _together(record: RunRecord, reach: Reach, say: Say, deadline_s: float) -> i
                 if not _has_trained(relay.status(), record.attempt):
                     say("no cell has trained yet: there is nothing to checkpoint")
                     return None
-                relay.stop("asked by islandctl stop")
+                relay.stop(record.reason)
         except IslandError as error:
             say(f"the relay cannot pass the word on ({error.message}); ending the workers one by one")
         else:

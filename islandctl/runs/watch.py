@@ -35,7 +35,7 @@ def combine(record: RunRecord, plan: Plan, facts: Facts) -> RunStatus:
     known = [cell.step for cell in cells if cell.step is not None]
     steps = plan.recipe.training.steps
     tokens_per_step = plan.recipe.training.batch * plan.recipe.training.sequence
-    joint = facts.relay.joint_checkpoints[-1] if facts.relay and facts.relay.joint_checkpoints else None
+    joint = facts.relay.joint_checkpoints[-1] if facts.relay and facts.relay.joint_checkpoints else facts.joint
     return RunStatus(
         run=record.run,
         state=state,

@@ -9,7 +9,7 @@ import pytest
 
 from islandctl.cli import output
 from islandctl.cli.follow import Lines, exit_code
-from islandctl.cli.look import age, count, duration, size, sparkline, status_view
+from islandctl.cli.look import age, brief, count, duration, size, sparkline, status_view
 from islandctl.runs.status import CellView, Culprit, NodeView, RelayView, RunStatus
 
 
@@ -71,10 +71,12 @@ def test_shows_what_the_user_asks_for() -> None:
         "12 committed, 1 empty, 1 open",
     ):
         assert part in shown
-    assert "0.1333 █" not in shown
-    assert "0.1333" in shown
+    assert "0.1333 " in shown
     assert "▁" in shown
     assert "123 k" in shown
+    assert "training" in shown
+    assert "99999" in shown
+    assert "…" not in shown.splitlines()[-8]
     assert "last joint checkpoint: none yet" in shown
     assert "west: restarted 3 times" in shown
 
@@ -94,11 +96,10 @@ def test_no_escapes_where_no_terminal_is() -> None:
     assert "\x1b" not in text(view())
 
 
-def test_several_cells_on_one_site_show_the_site() -> None:
-    cells = tuple(cell.model_copy(update={"name": f"east-{cell.cell}", "site": "east"}) for cell in view().cells)
-    shown = text(view(cells=cells))
-    assert "site" in shown
-    assert max(len(line) for line in shown.splitlines()) <= output.WIDTH
+def test_a_relay_that_ended_with_its_run_is_no_trouble() -> None:
+    shown = text(view(state="finished", relay=RelayView(state="ended", detail="connection refused")))
+    assert "relay: ended with the run" in shown
+    assert "refused" not in shown
 
 
 @pytest.mark.parametrize(
@@ -114,6 +115,10 @@ def test_duration(seconds: float | None, expected: str) -> None:
 )
 def test_count(number: float | None, expected: str) -> None:
     assert count(number) == expected
+
+
+def test_brief() -> None:
+    assert [brief(seconds) for seconds in (None, 3.4, 125, 7300, 200_000)] == ["-", "3 s", "2 min", "2 h", "2 d"]
 
 
 def test_size() -> None:

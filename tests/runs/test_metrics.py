@@ -18,7 +18,11 @@ EVAL = {"kind": "eval", "attempt": 1, "step": 5, "bits_per_byte": 4.0}
 
 def test_the_newest_figures() -> None:
     beat = heartbeat_from(
-        lines(EVAL, TRAIN, {"kind": "exchange", "attempt": 1, "step": 7, "applied": 3, "skipped": 1, "late": 2}),
+        lines(
+            EVAL,
+            TRAIN,
+            {"kind": "exchange", "attempt": 1, "step": 7, "rounds_applied": 3, "rounds_skipped": 1, "rounds_late": 2},
+        ),
         cell=1,
         attempt=1,
         steps=10,

@@ -86,7 +86,17 @@ def test_a_record_of_another_kind_is_named() -> None:
 def test_a_changed_plan_is_refused() -> None:
     made = records.create(make.plan(), "demo", launcher_pid=7)
     RunFolder.of("demo").plan.write_text(make.plan(steps=7).model_dump_json())
-    with pytest.raises(UsageError, match="changed after the launch"):
+    with pytest.raises(UsageError, match="not the one that was launched"):
+        records.check_plan_of(made, records.load_plan_of(made))
+
+
+def test_a_plan_that_is_none_is_named() -> None:
+    made = records.create(make.plan(), "demo", launcher_pid=7)
+    RunFolder.of("demo").plan.write_text("{}")
+    with pytest.raises(UsageError, match=r"plan\.json: recipe"):
+        records.load_plan_of(made)
+    RunFolder.of("demo").plan.unlink()
+    with pytest.raises(UsageError, match="missing"):
         records.load_plan_of(made)
 
 
