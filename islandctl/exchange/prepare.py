@@ -81,9 +81,10 @@ class Preparer:
         return begun is not None and begun[0] == head.seq and all(future.done() for future in begun[1].values())
 
     def take(self, fragment: int) -> dict[int, Prepared]:
-        """The result, by chunk index; only when ``ready`` and nothing failed."""
+        """The result by chunk index, only when ``ready`` and nothing failed; empty when nobody is named."""
         begun = self._futures[fragment]
-        assert begun is not None
+        if begun is None:
+            return {}
         return {c: future.result() for c, future in begun[1].items()}
 
     def next(self, fragment: int) -> None:

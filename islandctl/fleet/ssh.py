@@ -59,6 +59,7 @@ class Link:
         self.hop = hop
         self._transport = transport
         self._sessions = threading.BoundedSemaphore(SESSIONS)
+        self._opening = threading.Lock()
 
     @property
     def alive(self) -> bool:
@@ -98,7 +99,8 @@ class Link:
             retry=retry_if_exception_type(paramiko.ChannelException),
             reraise=True,
         ):
-            with attempt:
+            # One at a time: paramiko keeps the reason of a refusal in one place for all threads.
+            with attempt, self._opening:
                 return self._transport.open_session(timeout=min(timeout_s, self.hop.connect_timeout_s))
         raise AssertionError("unreachable")
 

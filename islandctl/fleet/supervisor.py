@@ -291,8 +291,9 @@ class Supervisor:
             self.restarts = held.get("restarts", 0)
             self._log(f"taking over from supervisor {held.get('supervisor_pid')}, which was lost")
         self._end_rest()
-        before = held.get("outcome_before") if held is not None else _signature(self.job.get("outcome"))
-        verdict = self._told(before)
+        verdict = self._told(held.get("outcome_before")) if held is not None else None
+        if verdict is not None and verdict["outcome"] != "finished":
+            verdict = None  # stopped or failed before we were asked to start it again
         while verdict is None:
             if self._stop_asked():
                 verdict = {"outcome": "stopped", "reason": self.asked}

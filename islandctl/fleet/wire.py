@@ -83,7 +83,7 @@ def call(source: str, args: Mapping[str, Any], payload: bytes, timeout_s: float)
             "source": source,
             "args": dict(args),
             "payload_bytes": len(payload),
-            "alarm_s": int(timeout_s) + 15,
+            "alarm_s": int(timeout_s) + 2,
             "begin": begin,
             "end": end,
         }

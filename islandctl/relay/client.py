@@ -147,7 +147,7 @@ class RelayClient:
         Raises:
             RelayError: code ``held_out``: another cell evaluates on another text.
         """
-        self._ask("POST", "/v1/heartbeat", json=heartbeat.model_dump(mode="json"))
+        self._ask("POST", "/v1/heartbeat", content=heartbeat.model_dump_json().encode())
 
     def register_checkpoint(self, step: int, manifest: str, versions: Sequence[int], attempt: int) -> Entry:
         """Tell that this cell's checkpoint is whole on its disk. The same again gives the same entry.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from islandctl.config.model import Model
 from islandctl.ledger.joint import JointCheckpoint
@@ -13,7 +13,12 @@ __all__ = ["CellStatus", "Heartbeat", "JointCheckpoint", "RelayStatus"]
 
 
 class Heartbeat(Model):
-    """A cell's short sign of life, sent by its rank 0. The relay keeps the last one of each cell."""
+    """A cell's short sign of life, sent by its rank 0. The relay keeps the last one of each cell.
+
+    A loss may be infinite or no number; JSON then holds ``Infinity`` or ``NaN``, as Python reads and writes them.
+    """
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
 
     attempt: int
     cell: int
@@ -57,6 +62,8 @@ class CellStatus(Model):
 
 class RelayStatus(Model):
     """The relay's whole view of the run."""
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
 
     run: str
     config_hash: str

@@ -13,7 +13,8 @@ from torch import Tensor
 from islandctl.config.job import CellJob
 from islandctl.errors import ConfigError
 from islandctl.worker.data import NUM_BYTES, Sequences, Text, held_out_sequences
-from islandctl.worker.model import Decoder, balance_loss
+from islandctl.worker.experts import balance_loss
+from islandctl.worker.model import Decoder
 from islandctl.worker.optimizer import InnerOptimizer
 from islandctl.worker.outcome import NotFiniteError
 from islandctl.worker.parallel import Ranks, arithmetic, build, parameters

@@ -63,7 +63,7 @@ class Worker:
         """
         training, evaluation, every = self.recipe.training, self.recipe.evaluation, self.recipe.checkpoint.every
         self.ranks = Ranks.start(self.job.num_ranks)
-        self.closing.push(self.leave_ranks)
+        self.closing.callback(self.leave_ranks)
         text = read_text(self.recipe.data, sequence=training.sequence)
         self.held_out_hash = text.held_out_hash
         self.cell = Cell(self.job, self.ranks, text)
@@ -78,7 +78,7 @@ class Worker:
             checkpoints=self.checkpoint_folder,
             keep=self.recipe.checkpoint.keep,
         )
-        self.closing.push(self.farewell)
+        self.closing.callback(self.farewell)
         self.island, self.map_hash = join(self.folder, self.job, self.cell, self.ranks, self.relay)
         self.closing.callback(self.island.close)
         self.restore()
@@ -204,9 +204,10 @@ class Worker:
             with self.reporter.doing("checkpointing"):
                 saved = checkpoints.write(self.checkpoint_folder, state, self.cell.tensors() | own, self.ranks)
         except CheckpointError as error:
-            log.error("no checkpoint at step %d: %s (%s)", self.step, error.message, error.hint)
+            message = f"no checkpoint at step {self.step}: {error.message}"
+            log.error("%s; the last one stands, and the next is tried as planned (is the disk full?)", message)
             self.note("checkpoint", error=error.message)
-            self.reporter.update(message=f"no checkpoint at step {self.step}: {error.message}")
+            self.reporter.update(message=message)
             return
         self.note("checkpoint", path=saved.path.name, seconds=round(time.monotonic() - began, 3))
         self.reporter.update(message="")
@@ -241,14 +242,14 @@ class Worker:
         self.note("end", outcome=outcome.outcome, reason=outcome.reason)
         self.closing.close()
 
-    def farewell(self, *_: object) -> None:
+    def farewell(self) -> None:
         """The last heartbeat, and checkpoints that the relay has not heard of."""
         good = self.outcome.outcome != "failed"
         self.reporter.update(state=self.outcome.outcome, message=self.outcome.reason)
         if not self.reporter.close(wait_s=FAREWELL_S if good else 5.0):
             log.warning("the relay has not heard of the end; what it must know lies in %s", self.folder.root)
 
-    def leave_ranks(self, *_: object) -> None:
+    def leave_ranks(self) -> None:
         """After a failure the other ranks may never come, and waiting for them would hang."""
         if self.outcome.outcome != "failed":
             self.ranks.close()

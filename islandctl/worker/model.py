@@ -6,15 +6,14 @@ Shapes are written behind a tensor's name:
     H heads       K key/value heads              C = D/H channels of a head
     E experts     A active experts of a token    F hidden width   L blocks
 
-Sources: RMSNorm (Zhang & Sennrich 2019), rotary positions (Su et al. 2021), SwiGLU (Shazeer 2020), mixture of
-experts and its balance loss (Fedus et al., Switch Transformers, 2021, eq. 4 to 6).
+Sources: RMSNorm (Zhang & Sennrich 2019), rotary positions (Su et al. 2021), SwiGLU (Shazeer 2020).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from islandctl.config.recipe import ModelRecipe
+from islandctl.worker.experts import Experts
 
 ROTARY_BASE = 10_000.0
 
@@ -104,78 +104,6 @@ class Dense(nn.Module):
         return self.down(F.silu(self.gate(x_BSD)) * self.up(x_BSD)), None
 
 
-class _Reorder(torch.autograd.Function):
-    """Rows in another order. Its backward is a plain gather: exact and fast, where indexing's would add up."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
-        ctx.save_for_backward(order, inverse)
-        return rows[order]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        order, inverse = ctx.saved_tensors
-        return reorder(grads[0], inverse, order), None, None
-
-
-def reorder(rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
-    """``rows[order]``, where ``inverse`` undoes ``order``."""
-    return cast(Tensor, _Reorder.apply(rows, order, inverse))  # type: ignore[no-untyped-call]
-
-
-def grouped_linear(x_ND: Tensor, weight_EDF: Tensor, counts_E: Tensor, *, fused: bool) -> Tensor:
-    """Rows sorted by expert, times their expert's matrix.
-
-    Args:
-        fused: torch's grouped kernel (no waiting for the counts). Otherwise one product an expert, which is
-            the faster way on a processor.
-    """
-    if fused:
-        offsets = counts_E.cumsum(0).to(torch.int32)
-        weight = weight_EDF.to(torch.bfloat16) if x_ND.is_cuda else weight_EDF
-        return F.grouped_mm(x_ND.to(weight.dtype), weight, offs=offsets)
-    parts = zip(torch.split(x_ND, counts_E.tolist()), weight_EDF.unbind(0), strict=True)
-    return torch.cat([rows @ weight_DF for rows, weight_DF in parts])
-
-
-class Experts(nn.Module):
-    """A mixture of SwiGLU experts. Every token goes to its A most probable experts; none is dropped."""
-
-    def __init__(self, recipe: ModelRecipe) -> None:
-        super().__init__()
-        if recipe.experts is None or recipe.active_experts is None:
-            raise ValueError("a mixture needs experts and active_experts")
-        self.active = recipe.active_experts
-        self.router = nn.Linear(recipe.width, recipe.experts, bias=False)
-        self.gate = nn.Parameter(torch.empty(recipe.experts, recipe.width, recipe.hidden))
-        self.up = nn.Parameter(torch.empty(recipe.experts, recipe.width, recipe.hidden))
-        self.down = nn.Parameter(torch.empty(recipe.experts, recipe.hidden, recipe.width))
-
-    def forward(self, x_BSD: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """(B, S, D) to (B, S, D), and the block's routing: assignments and summed probabilities, each (E,)."""
-        x_ND = x_BSD.flatten(0, 1)
-        num_tokens, width = x_ND.shape
-        with torch.autocast(x_ND.device.type, enabled=False):  # rounding here would flip the choice of experts
-            probs_NE = self.router(x_ND.float()).softmax(dim=-1)
-        gates_NA, chosen_NA = probs_NE.topk(self.active, dim=-1)
-        gates_NA = gates_NA / gates_NA.sum(dim=-1, keepdim=True)
-
-        chosen = chosen_NA.flatten()
-        counts_E = torch.bincount(chosen, minlength=probs_NE.shape[1])
-        order = chosen.argsort(stable=True)
-        inverse = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
-
-        fused = x_ND.is_cuda and torch.is_autocast_enabled("cuda")
-        rows = x_ND.unsqueeze(1).expand(-1, self.active, -1).reshape(-1, width)
-        rows = reorder(rows, order, inverse)
-        hidden = F.silu(grouped_linear(rows, self.gate, counts_E, fused=fused))
-        hidden = hidden * grouped_linear(rows, self.up, counts_E, fused=fused)
-        out = grouped_linear(hidden, self.down, counts_E, fused=fused)
-        out_NAD = reorder(out, inverse, order).view(num_tokens, self.active, width)
-        y_ND = (out_NAD * gates_NA.unsqueeze(-1).to(out.dtype)).sum(dim=1)
-        return y_ND.view_as(x_BSD).to(x_BSD.dtype), (counts_E.float(), probs_NE.sum(dim=0))
-
-
 class Block(nn.Module):
     """Attention and feed-forward, each normalised before and added after."""
 
@@ -219,20 +147,6 @@ class Decoder(nn.Module):
             return logits_BSV, Routing(empty, empty)
         counts, probs = zip(*routings, strict=True)
         return logits_BSV, Routing(torch.stack(counts).detach(), torch.stack(probs))
-
-
-def balance_loss(counts_LE: Tensor, probs_LE: Tensor, num_tokens: float) -> Tensor:
-    """E · Σₑ fₑPₑ, summed over the blocks: 1 a block when the experts are used evenly, up to E when not.
-
-    Args:
-        counts_LE: assignments to each expert.
-        probs_LE: summed probabilities.
-        num_tokens: tokens that ``probs_LE`` sums over.
-    """
-    if counts_LE.numel() == 0:
-        return probs_LE.sum()
-    share_LE = counts_LE / counts_LE.sum(dim=1, keepdim=True)
-    return counts_LE.shape[1] * (share_LE * probs_LE).sum() / num_tokens
 
 
 def initialise(model: Decoder, seed: int) -> None:

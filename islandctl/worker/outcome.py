@@ -43,8 +43,7 @@ class Outcome(Model):
                 final = error.code in FINAL_CODES
             reason, hint, retry = error.message, error.hint, not final
         else:
-            first = (str(error) or "no message").splitlines()[0]
-            reason, hint, retry = f"{type(error).__name__}: {first}", "see islandctl logs", True
+            reason, hint, retry = _unexpected(error, rank), "see islandctl logs", True
         return cls(
             outcome="failed", retry=retry, reason=reason, hint=hint, step=step, rank=rank, at=round(time.time(), 3)
         )
@@ -53,6 +52,13 @@ class Outcome(Model):
     def ended(cls, outcome: Literal["finished", "stopped"], reason: str, *, step: int) -> Outcome:
         """A good end."""
         return cls(outcome=outcome, retry=False, reason=reason, step=step, at=round(time.time(), 3))
+
+
+def _unexpected(error: BaseException, rank: int) -> str:
+    first = (str(error) or "no message").splitlines()[0]
+    if isinstance(error, RuntimeError) and ("gloo" in first or "NCCL" in first):
+        return f"rank {rank} has lost another rank of its cell, which ended without a word: {first[:120]}"
+    return f"{type(error).__name__}: {first}"
 
 
 def write_outcome(path: Path, outcome: Outcome) -> None:

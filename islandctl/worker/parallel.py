@@ -16,7 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from islandctl.errors import ConfigError
-from islandctl.worker.model import Block, Decoder, Experts, initialise
+from islandctl.worker.experts import Experts
+from islandctl.worker.model import Block, Decoder, initialise
 
 TIMEOUT = timedelta(minutes=30)
 """Longer than a round's deadline plus a slow checkpoint: ranks wait for each other there."""
@@ -48,6 +49,7 @@ class Ranks:
             )
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing here reads what it has not written
         device = torch.device("cpu")
         if torch.cuda.is_available():
             device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))

@@ -123,11 +123,13 @@ def load(path: Path, tensors: Mapping[str, Tensor], files: Collection[str], rank
 
 
 def _cause(error: BaseException) -> str:
-    """The first real reason inside torch's wrapping, on one line."""
+    """The real reason inside torch's wrapping, on one line: the system's word if there is one, else the innermost."""
     if isinstance(error, CheckpointException) and error.failures:
         error = next(iter(error.failures.values()))[0]
-    while error.__cause__ is not None:
-        error = error.__cause__
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return (str(error) or type(error).__name__).splitlines()[0]
+    chain = [error]
+    while (inner := chain[-1].__cause__ or chain[-1].__context__) is not None:
+        chain.append(inner)
+    for each in chain:
+        if isinstance(each, OSError) and each.strerror:
+            return each.strerror
+    return (str(chain[-1]) or type(chain[-1]).__name__).splitlines()[0]

@@ -9,6 +9,7 @@ import torch
 
 from islandctl.config.recipe import Outer
 from islandctl.errors import CheckpointError, ConfigError, DivergenceError, ExchangeError
+from islandctl.exchange import courier, follower
 from islandctl.exchange.codecs import decode
 from islandctl.ledger.entries import Halt
 from islandctl.ledger.packet import unpack
@@ -25,6 +26,12 @@ from tests.exchange.toy import (
 )
 
 Start = Callable[..., Cell]
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (courier, follower):
+        monkeypatch.setattr(module, "PATIENCE_S", 0.02)
 
 
 @pytest.fixture
@@ -469,3 +476,16 @@ def test_a_relay_of_another_run_is_refused(start: Start) -> None:
     cell = start(MemoryRelay(2, 3), 0)
     with pytest.raises(ConfigError, match="another configuration"):
         cell.island.resume()
+
+
+def test_hurry_leaves_a_due_round_in_flight(relay: MemoryRelay, start: Start) -> None:
+    """A cell that was asked to end does not wait for the other; the round comes with the checkpoint."""
+    one, two = start(relay, 0), start(relay, 1)
+    one.advance(4)
+    one.island.hurry()
+    one.advance(5)
+    assert one.island.versions() == (0, 0)
+    again = one.reborn(one.save())
+    together(again.finish, two.finish)
+    again.island.close()
+    assert same(again.values(), two.values())

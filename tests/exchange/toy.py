@@ -182,8 +182,8 @@ def toy_parameters() -> dict[str, torch.nn.Parameter]:
 def train(parameters: Mapping[str, Tensor], cell: int, step: int) -> None:
     """One inner step: towards this cell's own target, with noise that only depends on cell and step."""
     generator = torch.Generator().manual_seed(1000 * cell + step)
-    for parameter in parameters.values():
-        value = parameter.data
+    for name in sorted(parameters):
+        value = parameters[name].data
         pull = torch.randn(value.shape, generator=generator) * 0.1 + 1.0 + 0.2 * cell
         if isinstance(value, DTensor):
             pull = distribute_tensor(pull, value.device_mesh, value.placements).to_local()

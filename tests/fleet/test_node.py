@@ -44,6 +44,7 @@ def test_files_are_written_whole_with_their_mode(host: Host, tmp_path: Path) -> 
     assert [path.name for path in folder.iterdir() if "tmp" in path.name] == []
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_names_the_place(host: Host, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(PreflightError, match=r"NotADirectoryError|FileExistsError") as caught:
@@ -93,6 +94,7 @@ def test_tail_offsets_of_many_files(host: Host, tmp_path: Path) -> None:
     assert node.tail_offsets(host, [str(tmp_path / "log"), str(tmp_path / "none")], 1) == [4, 0]
 
 
+@pytest.mark.slow
 def test_sizes(host: Host, tmp_path: Path) -> None:
     (tmp_path / "rank-0.log").write_text("abc")
     (tmp_path / "sub").mkdir()
@@ -143,7 +145,7 @@ def test_a_supervisor_over_ssh_starts_at_once_and_outlives_the_link(server: Sshd
     )
     began = time.monotonic()
     node.start(host, supervisor.__file__, sys.executable, folder, job)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 5  # seconds, not the ten minutes of the child
     host.close()
     again = connect(server.site(), server.host, known_hosts=known, on_message=print)
     try:
@@ -159,6 +161,7 @@ def test_a_supervisor_over_ssh_starts_at_once_and_outlives_the_link(server: Sshd
         again.close()
 
 
+@pytest.mark.slow
 def test_a_stop_that_takes_too_long_is_unknown_not_failed(host: Host, tmp_path: Path) -> None:
     mark = f"mark-{os.getpid()}-{host.label}"
     job = SupervisorJob(

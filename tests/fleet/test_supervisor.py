@@ -112,6 +112,7 @@ def test_restarts_with_backoff_up_to_the_limit(kept: Kept) -> None:
     assert "restart 1 in 0.1 s" in kept.log
 
 
+@pytest.mark.slow
 def test_progress_resets_the_limit(kept: Kept) -> None:
     program = """
         import os, sys
@@ -125,7 +126,7 @@ def test_progress_resets_the_limit(kept: Kept) -> None:
     assert (state.outcome, state.restarts) == ("finished", 6)
 
 
-def outcome(kept: Kept, told: dict[str, Any], code: int, restarts_first: bool = False) -> SupervisorState:
+def outcome(kept: Kept, told: dict[str, Any], code: int) -> SupervisorState:
     program = f"""
         import json, sys
         json.dump({told!r}, open("outcome.json", "w"))
@@ -135,33 +136,39 @@ def outcome(kept: Kept, told: dict[str, Any], code: int, restarts_first: bool = 
     return kept.ended()
 
 
+@pytest.mark.slow
 def test_outcome_finished_is_final_even_with_a_bad_exit_code(kept: Kept) -> None:
     state = outcome(kept, {"outcome": "finished"}, 1)
     assert (state.outcome, state.code, state.restarts) == ("finished", 1, 0)
 
 
+@pytest.mark.slow
 def test_outcome_failed_without_retry_is_final(kept: Kept) -> None:
     state = outcome(kept, {"outcome": "failed", "retry": False, "reason": "replicas differ"}, 1)
     assert (state.outcome, state.reason, state.restarts) == ("failed", "replicas differ", 0)
 
 
+@pytest.mark.slow
 def test_outcome_failed_with_retry_is_tried_again(kept: Kept) -> None:
     state = outcome(kept, {"outcome": "failed", "retry": True, "reason": "link"}, 1)
     assert (state.outcome, state.restarts) == ("failed", 3)
 
 
+@pytest.mark.slow
 def test_an_old_outcome_does_not_count(kept: Kept) -> None:
     (kept.root / "outcome.json").write_text(json.dumps({"outcome": "finished"}))
     kept.start("import sys; sys.exit(4)", outcome=str(kept.root / "outcome.json"))
     assert kept.ended().outcome == "failed"
 
 
+@pytest.mark.slow
 def test_exit_code_zero_without_the_promised_outcome_is_no_end(kept: Kept) -> None:
     kept.start("pass", outcome=str(kept.root / "outcome.json"))
     state = kept.ended()
     assert (state.outcome, state.restarts) == ("failed", 3)
 
 
+@pytest.mark.slow
 def test_a_signal_is_told_as_such(kept: Kept) -> None:
     kept.start("import os; os.kill(os.getpid(), 9)", restart=RestartPolicy(limit=0))
     state = kept.ended()
@@ -169,6 +176,7 @@ def test_a_signal_is_told_as_such(kept: Kept) -> None:
     assert state.reason.startswith("killed by SIGKILL")
 
 
+@pytest.mark.slow
 def test_a_command_that_does_not_exist(kept: Kept) -> None:
     kept.start("", argv=("/no/such/program",))
     assert kept.ended().code == 127
@@ -196,6 +204,7 @@ def test_stop_kills_a_child_that_ignores_term(kept: Kept) -> None:
     assert kept.left() == []
 
 
+@pytest.mark.slow
 def test_stop_gives_the_child_time_to_end_itself(kept: Kept) -> None:
     program = """
         import signal, sys, time
@@ -228,6 +237,7 @@ def test_stop_ends_a_grandchild_in_another_session(kept: Kept) -> None:
     assert kept.left() == []
 
 
+@pytest.mark.slow
 def test_a_crash_leaves_no_orphans_to_the_next_life(kept: Kept) -> None:
     program = """
         import os, subprocess, sys
@@ -272,6 +282,7 @@ def test_a_second_start_is_refused(kept: Kept) -> None:
     assert kept.state.state == "running"
 
 
+@pytest.mark.slow
 def test_hangup_does_not_end_it(kept: Kept) -> None:
     pid = kept.start(FOREVER)
     kept.written("ready")
@@ -303,6 +314,7 @@ def test_killed_supervisor_is_lost_and_its_successor_ends_the_leftovers(kept: Ke
     assert node.stop(HOST, kept.folder.as_posix(), 20).outcome == "stopped"
 
 
+@pytest.mark.slow
 def test_stop_of_a_lost_supervisor_ends_its_child(kept: Kept) -> None:
     os.kill(kept.start(FOREVER), signal.SIGKILL)
     until(lambda: kept.state.state == "lost", "state lost")
@@ -311,6 +323,7 @@ def test_stop_of_a_lost_supervisor_ends_its_child(kept: Kept) -> None:
     assert kept.left() == []
 
 
+@pytest.mark.slow
 def test_a_successor_believes_the_outcome_that_was_told_meanwhile(kept: Kept) -> None:
     program = """
         import json, os, time
@@ -331,6 +344,21 @@ def test_a_successor_believes_the_outcome_that_was_told_meanwhile(kept: Kept) ->
     assert (state.outcome, state.reason, state.restarts) == ("finished", "all steps done", 0)
 
 
+@pytest.mark.slow
+def test_a_successor_starts_again_what_had_been_stopped(kept: Kept) -> None:
+    pid = kept.start(FOREVER, outcome=str(kept.root / "outcome.json"))
+    kept.written("ready")
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: kept.state.state == "lost", "state lost")
+    (kept.root / "outcome.json").write_text(json.dumps({"outcome": "stopped"}))
+    (kept.root / "ready").unlink()
+    kept.start(FOREVER, outcome=str(kept.root / "outcome.json"))
+    kept.written("ready")
+    assert kept.state.state == "running"
+    node.stop(HOST, kept.folder.as_posix(), 20)
+
+
+@pytest.mark.slow
 def test_after_a_reboot_the_state_is_lost(kept: Kept) -> None:
     kept.start(FOREVER)
     kept.written("ready")
@@ -344,6 +372,7 @@ def test_after_a_reboot_the_state_is_lost(kept: Kept) -> None:
     assert (kept.state.state, kept.state.reason) == ("lost", "the supervisor was killed")
 
 
+@pytest.mark.slow
 def test_term_to_the_supervisor_is_a_stop(kept: Kept) -> None:
     pid = kept.start(FOREVER)
     kept.written("ready")
@@ -352,6 +381,7 @@ def test_term_to_the_supervisor_is_a_stop(kept: Kept) -> None:
     assert (state.outcome, state.reason) == ("stopped", "the supervisor got SIGTERM")
 
 
+@pytest.mark.slow
 def test_a_new_start_after_the_end_is_a_new_life(kept: Kept) -> None:
     kept.start(FOREVER)
     node.stop(HOST, kept.folder.as_posix(), 20)

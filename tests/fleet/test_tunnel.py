@@ -19,6 +19,7 @@ from islandctl.fleet.host import Host
 from tests.fleet.test_supervisor import until
 from tests.sshd import Sshd, free_port
 
+pytestmark = pytest.mark.slow
 LOCAL = this_machine()
 ASK = """
 import socket

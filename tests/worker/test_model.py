@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from islandctl.config.recipe import ModelRecipe
-from islandctl.worker.model import Decoder, Experts, balance_loss, grouped_linear, initialise
+from islandctl.worker.experts import ALIGNMENT, Experts, Layout, balance_loss, grouped_linear
+from islandctl.worker.model import Decoder, initialise
 
 MOE = ModelRecipe(kind="moe", layers=2, width=32, heads=4, kv_heads=2, hidden=24, experts=6, active_experts=2)
 DENSE = ModelRecipe(kind="dense", layers=3, width=32, heads=4, hidden=48)
@@ -94,6 +95,27 @@ def test_the_fused_product_gives_the_same_also_for_an_expert_without_tokens() ->
     torch.testing.assert_close(
         grouped_linear(x, weight, counts, fused=True), grouped_linear(x, weight, counts, fused=False)
     )
+
+
+def test_the_padded_layout_for_the_fused_product_changes_nothing() -> None:
+    experts = Decoder(MOE).blocks[0].ffn
+    assert isinstance(experts, Experts)
+    for parameter in experts.parameters():
+        torch.nn.init.normal_(parameter, 0.0, 0.3)
+    chosen = torch.tensor([[0, 3], [3, 5], [0, 1], [3, 0], [5, 3]]).flatten()  # two experts get nothing
+    results = []
+    for padded in (False, True):
+        x = torch.linspace(-1, 1, 5 * 32).view(5, 32).requires_grad_()
+        layout = Layout.of(chosen, 6, padded=padded)
+        y = experts.mix(x, layout, fused=padded)
+        y.square().sum().backward()
+        assert x.grad is not None
+        results.append([y.detach(), x.grad, *(p.grad for p in (experts.gate, experts.up, experts.down))])
+        experts.zero_grad()
+    for plain, fused in zip(*results, strict=True):
+        torch.testing.assert_close(plain, fused, rtol=1e-4, atol=1e-4)
+    assert layout.counts_E.sum() == len(layout.source_M) == 56
+    assert (layout.counts_E % ALIGNMENT == 0).all()
 
 
 def test_balance_loss_is_one_a_block_when_even_and_grows_when_not() -> None:

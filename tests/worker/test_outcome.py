@@ -41,6 +41,12 @@ def test_an_unexpected_error_is_one_line_and_leads_to_the_log() -> None:
     assert Outcome.of(ValueError(), step=0, rank=0).reason == "ValueError: no message"
 
 
+def test_a_rank_that_lost_another_says_so() -> None:
+    outcome = Outcome.of(RuntimeError("[x/gloo/pair.cc:1] Connection closed by peer"), step=3, rank=1)
+    assert outcome.reason.startswith("rank 1 has lost another rank of its cell")
+    assert outcome.retry
+
+
 def test_the_first_word_stands_and_nothing_else_is_left(tmp_path: Path) -> None:
     path = tmp_path / "outcome.json"
     write_outcome(path, Outcome.of(ConfigError("cause", hint="do"), step=3, rank=1))

@@ -1,0 +1,330 @@
+"""Code and environments on a node: named by content, whole or not there, reused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from islandctl.config.site import SiteProfile
+from islandctl.errors import PreflightError
+from islandctl.fleet import node_setup, provision
+from islandctl.fleet.connect import connect, this_machine
+from islandctl.fleet.provision import Bundle, make_bundle, prepare
+from tests.sshd import Sshd, site_profile
+
+LOCAL = this_machine()
+
+
+@pytest.fixture
+def light(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interpreter is fit with json alone, so that no test waits for torch."""
+    monkeypatch.setattr(provision, "WORKER_IMPORTS", (("json", ()),))
+    monkeypatch.setattr(provision, "WORKER_REQUIREMENTS", ())
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    folder = tmp_path / "islandctl"
+    (folder / "fleet" / "__pycache__").mkdir(parents=True)
+    (folder / "__init__.py").write_text("")
+    (folder / "fleet" / "supervisor.py").write_text("print('hi')")
+    (folder / "fleet" / "__pycache__" / "supervisor.cpython-311.py").write_text("never sent")
+    (folder / "notes.md").write_text("never sent")
+    return folder
+
+
+def site(tmp_path: Path, **environment: Any) -> SiteProfile:
+    settings = {"build": False, **environment}
+    return site_profile("here", [], {}, f"{tmp_path}/a work", environment=settings)
+
+
+def listed(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+# Code
+
+
+def test_the_same_content_is_the_same_bundle(package: Path) -> None:
+    first = make_bundle(package)
+    for path in package.rglob("*.py"):
+        path.touch()
+    assert make_bundle(package) == first
+    (package / "__init__.py").write_text("x = 1")
+    assert make_bundle(package).hash != first.hash
+
+
+def test_the_package_itself_holds_the_supervisor_and_what_a_worker_reads() -> None:
+    bundle = make_bundle()
+    assert len(bundle.hash) == 16
+    assert len(bundle.data) < 2_000_000
+
+
+@pytest.mark.usefixtures("light")
+def test_code_goes_to_a_folder_named_by_its_content(package: Path, tmp_path: Path) -> None:
+    messages: list[str] = []
+    bundle = make_bundle(package)
+    ready = prepare(LOCAL, site(tmp_path), bundle, messages.append)
+    assert ready.code == f"{tmp_path}/a work/code/{bundle.hash}"
+    assert listed(Path(ready.code)) == ["islandctl/__init__.py", "islandctl/fleet/supervisor.py"]
+    assert Path(ready.supervisor).read_text() == "print('hi')"
+    assert ready.python == sys.executable
+    assert ready.home == str(Path.home())
+    assert len(messages) == 1
+    before = Path(ready.supervisor).stat().st_mtime_ns
+    assert prepare(LOCAL, site(tmp_path), bundle, messages.append) == ready
+    assert Path(ready.supervisor).stat().st_mtime_ns == before
+    assert len(messages) == 1
+
+
+@pytest.mark.usefixtures("light")
+def test_a_changed_file_is_a_new_folder_and_the_old_one_stays(package: Path, tmp_path: Path) -> None:
+    old = prepare(LOCAL, site(tmp_path), make_bundle(package))
+    (package / "fleet" / "supervisor.py").write_text("print('new')")
+    new = prepare(LOCAL, site(tmp_path), make_bundle(package))
+    assert (Path(old.supervisor).read_text(), Path(new.supervisor).read_text()) == ("print('hi')", "print('new')")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("light")
+def test_a_damaged_folder_is_put_aside_and_made_anew(package: Path, tmp_path: Path) -> None:
+    bundle = make_bundle(package)
+    ready = prepare(LOCAL, site(tmp_path), bundle)
+    Path(ready.supervisor).write_text("print('edited in place')")
+    assert prepare(LOCAL, site(tmp_path), bundle) == ready
+    assert Path(ready.supervisor).read_text() == "print('hi')"
+    assert len(list((tmp_path / "a work" / "code").glob("*.damaged-*"))) == 1
+
+
+@pytest.mark.usefixtures("light")
+def test_compiled_files_do_not_damage_it(package: Path, tmp_path: Path) -> None:
+    bundle = make_bundle(package)
+    ready = prepare(LOCAL, site(tmp_path), bundle)
+    (Path(ready.code) / "islandctl" / "__pycache__").mkdir()
+    (Path(ready.code) / "islandctl" / "__pycache__" / "x.pyc").write_bytes(b"x")
+    messages: list[str] = []
+    prepare(LOCAL, site(tmp_path), bundle, messages.append)
+    assert messages == []
+
+
+@pytest.mark.usefixtures("light")
+def test_a_bundle_damaged_on_the_way_is_refused_and_leaves_nothing(package: Path, tmp_path: Path) -> None:
+    bundle = make_bundle(package)
+    (package / "__init__.py").write_text("other")
+    wrong = Bundle(bundle.hash, make_bundle(package).data)
+    with pytest.raises(PreflightError, match="the code arrived damaged"):
+        prepare(LOCAL, site(tmp_path), wrong)
+    assert [path for path in (tmp_path / "a work" / "code").iterdir() if path.is_dir()] == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("light")
+def test_launches_at_once_do_not_disturb_each_other(package: Path, tmp_path: Path) -> None:
+    bundle = make_bundle(package)
+    with ThreadPoolExecutor(4) as pool:
+        ready = list(pool.map(lambda _: prepare(LOCAL, site(tmp_path), bundle), range(4)))
+    assert len(set(ready)) == 1
+    assert [path.name for path in (tmp_path / "a work" / "code").iterdir() if path.is_dir()] == [bundle.hash]
+
+
+@pytest.mark.usefixtures("light")
+def test_over_ssh_with_the_node_s_own_home(package: Path, server: Sshd, tmp_path: Path) -> None:
+    own = {"work_dir": "~/My Drive/island", "environment": site(tmp_path).environment}
+    profile = server.site().model_copy(update=own)
+    host = connect(profile, server.host, known_hosts=tmp_path / "kh", on_message=print)
+    try:
+        ready = prepare(host, profile, make_bundle(package))
+        assert ready.work_dir == f"{server.home}/My Drive/island"
+        assert ready.home == str(server.home)
+        assert host.run([ready.python, ready.supervisor], timeout_s=20).stdout == b"hi\n"
+    finally:
+        host.close()
+
+
+# The profile's interpreter
+
+
+@pytest.mark.usefixtures("light")
+def test_a_missing_interpreter_shows_the_path_there(package: Path, tmp_path: Path) -> None:
+    with pytest.raises(PreflightError, match=r"here/local|this machine") as caught:
+        prepare(LOCAL, site(tmp_path, python="/no/python"), make_bundle(package))
+    assert "cannot run /no/python: No such file" in caught.value.message
+    assert "PATH there: /" in caught.value.message
+
+
+def test_an_interpreter_without_torch_says_what_is_missing(package: Path, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True, timeout=60)
+    python = f"{tmp_path}/bare/bin/python"
+    with pytest.raises(PreflightError) as caught:
+        prepare(LOCAL, site(tmp_path, python=python), make_bundle(package))
+    assert f"{python} lacks what a worker needs: torch (No module named 'torch'), numpy (" in caught.value.message
+    assert f"{python} -m pip install 'torch>=2.10' 'numpy>=1.26' 'pydantic>=2.9,<3'" in caught.value.hint
+    assert "environment.build: true" in caught.value.hint
+
+
+def fake(folder: Path, version: str, torch: str) -> Path:
+    """An interpreter that says it is another version, with a torch module of our making."""
+    folder.mkdir()
+    (folder / "torch.py").write_text(f"__version__ = {torch!r}\n")
+    (folder / "sitecustomize.py").write_text(f"import platform\nplatform.python_version = lambda: {version!r}\n")
+    wrapper = folder / "python"
+    wrapper.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
+    wrapper.chmod(0o755)
+    return wrapper
+
+
+@pytest.mark.slow
+def test_a_torch_that_is_too_old(package: Path, tmp_path: Path) -> None:
+    python = fake(tmp_path / "old", "3.12.1", "2.9.1+cu128")
+    with pytest.raises(PreflightError, match=r"torch \(version 2\.9\.1\+cu128 is too old\)"):
+        prepare(LOCAL, site(tmp_path, python=str(python)), make_bundle(package))
+
+
+@pytest.mark.usefixtures("light")
+def test_a_python_that_is_too_old(package: Path, tmp_path: Path) -> None:
+    python = fake(tmp_path / "old", "3.8.18", "2.13.0")
+    with pytest.raises(PreflightError, match=r"is Python 3\.8\.18; a worker needs 3\.11 or newer"):
+        prepare(LOCAL, site(tmp_path, python=str(python)), make_bundle(package))
+
+
+@pytest.mark.usefixtures("light")
+def test_setup_lines_find_the_interpreter_and_their_noise_is_ignored(package: Path, tmp_path: Path) -> None:
+    setup = ("echo loading module", f"PATH={Path(sys.executable).parent}:$PATH", "export PATH")
+    ready = prepare(LOCAL, site(tmp_path, python=Path(sys.executable).name, setup=setup), make_bundle(package))
+    assert ready.python == sys.executable
+
+
+@pytest.mark.usefixtures("light")
+def test_a_full_disk_is_told_before_anything_is_written(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provision, "LEAST_FREE_BYTES", 10**18)
+    with pytest.raises(PreflightError, match=r"a work has \d+ MB free"):
+        prepare(LOCAL, site(tmp_path), make_bundle(package))
+    assert not (tmp_path / "a work" / "code").exists()
+
+
+# Environments that are built
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with one tiny wheel; what a worker needs is said to be that."""
+    monkeypatch.setattr(provision, "WORKER_REQUIREMENTS", ())
+    monkeypatch.setattr(provision, "WORKER_IMPORTS", (("islandctl_test_wheel", (1, 0)),))
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    info = "islandctl_test_wheel-1.0.dist-info"
+    with zipfile.ZipFile(folder / "islandctl_test_wheel-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("islandctl_test_wheel.py", "__version__ = '1.0'\n")
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: islandctl-test-wheel\nVersion: 1.0\n")
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", "")
+    return folder
+
+
+def built(tmp_path: Path, wheels: Path, *packages: str, **more: Any) -> SiteProfile:
+    options = ("--no-index", "--find-links", str(wheels), "--no-cache-dir")
+    settings = {"build": True, "packages": packages, "pip_options": options, "python": sys.executable, **more}
+    return site(tmp_path, **settings)
+
+
+@pytest.mark.slow
+def test_an_environment_is_built_once_and_a_half_built_one_never_used(
+    package: Path, wheels: Path, tmp_path: Path
+) -> None:
+    profile, bundle, messages = built(tmp_path, wheels, "islandctl-test-wheel"), make_bundle(package), list[str]()
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: prepare(LOCAL, profile, bundle, messages.append), range(2))
+    assert first == second
+    env = Path(first.python).parents[1]
+    assert env.parent == tmp_path / "a work" / "env"
+    assert (
+        sorted(line.rpartition(" ")[2] for line in messages if line.endswith(("built", "there"))).count("built") == 1
+    )
+    assert json.loads((env / "complete.json").read_text())["found"] == {"islandctl_test_wheel": "1.0"}
+    assert subprocess.run([first.python, "-c", "import islandctl_test_wheel"], timeout=30).returncode == 0
+    assert (env / "requirements.txt").stat().st_mode & 0o777 == 0o600
+    (env / "complete.json").unlink()
+    (env / "half").touch()
+    assert prepare(LOCAL, profile, bundle, messages.append) == first
+    assert not (env / "half").exists()
+    assert messages[-1].endswith("built")
+
+
+@pytest.mark.slow
+def test_pip_s_failure_is_shown_with_its_last_lines(package: Path, wheels: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        PreflightError, match=r"pip install failed: .*No matching distribution found for no-such"
+    ) as caught:
+        prepare(LOCAL, built(tmp_path, wheels, "no-such-thing"), make_bundle(package))
+    assert "environment.packages" in caught.value.hint
+    assert list((tmp_path / "a work" / "env").glob("*/complete.json")) == []
+
+
+@pytest.mark.slow
+def test_an_environment_that_does_not_import_what_a_worker_needs(package: Path, wheels: Path, tmp_path: Path) -> None:
+    with pytest.raises(PreflightError, match=r"not fit: islandctl_test_wheel \(No module named"):
+        prepare(LOCAL, built(tmp_path, wheels), make_bundle(package))
+
+
+def test_the_environment_s_name_follows_what_is_in_it(tmp_path: Path, wheels: Path) -> None:
+    hashes = []
+    for packages, setup, version in (
+        (("a",), (), "3.11.2"),
+        (("a", "b"), (), "3.11.2"),
+        (("a",), ("module load x",), "3.11.2"),
+        (("a",), (), "3.12.1"),
+    ):
+        asked: dict[str, Any] = {}
+
+        class Recorder:
+            label = "here"
+
+            def python(self, source: str, args: dict[str, Any], *, asked: dict[str, Any] = asked, **_: Any) -> Any:
+                asked.update(args)
+                return {"python": "/env/bin/python", "built": False}
+
+        found = {"python": {"executable": "/usr/bin/python3", "version": version}, "arch": "x86_64", "work_dir": "/w"}
+        profile = built(tmp_path, wheels, *packages, setup=setup)
+        provision._build(Recorder(), profile, found, lambda line: None)
+        hashes.append(asked["env_hash"])
+    assert len(set(hashes)) == 4
+
+
+def test_index_options_do_not_reach_the_command_line() -> None:
+    on_file, on_line = provision._split_options(
+        ("--index-url https://user:secret@index.example/simple", "--no-cache-dir", "--pre", "--find-links=/w")
+    )
+    assert on_file == ["--index-url https://user:secret@index.example/simple", "--pre", "--find-links /w"]
+    assert on_line == ["--no-cache-dir"]
+
+
+def test_a_lock_waits_for_the_other_launch(tmp_path: Path) -> None:
+    path, order = str(tmp_path / "lock"), list[str]()
+    entered = threading.Event()
+
+    def second() -> None:
+        entered.wait(5)
+        with node_setup.locked(path, 5.0):
+            order.append("second")
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    with node_setup.locked(path, 5.0):
+        entered.set()
+        with pytest.raises(TimeoutError, match="another launch has held"), node_setup.locked(path, 0.2):
+            order.append("never")
+        order.append("first")
+    thread.join(10)
+    assert order == ["first", "second"]

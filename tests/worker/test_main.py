@@ -1,0 +1,163 @@
+"""Whole workers, as processes: they end well, and come back exactly after any end."""
+
+import random
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from islandctl.ledger.entries import Checkpoint, Stop
+
+from .rehearsal import Cell, Run, recipe, same, until, write_text
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+Begin = Callable[..., Run]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text(tmp_path_factory.mktemp("data") / "text")
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Begin]:
+    runs: list[Run] = []
+
+    def one(plan: object, **options: object) -> Run:
+        runs.append(Run(tmp_path / f"run-{len(runs)}", plan, **options))  # type: ignore[arg-type]
+        return runs[-1]
+
+    yield one
+    for run in runs:
+        run.end()
+
+
+@pytest.fixture(scope="module")
+def straight(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Cell:
+    """One cell alone, never touched."""
+    cell = Run(tmp_path_factory.mktemp("straight") / "run", recipe(text)).cells[0]
+    assert cell.run()["outcome"] == "finished"
+    return cell
+
+
+def equal(one: Cell, other: Cell) -> bool:
+    return one.losses() == other.losses() and one.curve() == other.curve() and same(one.weights(), other.weights())
+
+
+def test_a_cell_alone_learns_and_tells(straight: Cell) -> None:
+    assert list(straight.losses()) == list(range(1, 25))
+    curve = straight.curve()
+    assert list(curve) == [0, 8, 16, 24]
+    assert curve[24] < curve[0] - 3
+    assert straight.outcome()["reason"] == "all 24 steps are done"
+    assert straight.checkpoints() == ["step-00000018-attempt-1", "step-00000024-attempt-1"]
+    assert [line["kind"] for line in straight.lines("end")] == ["end"]
+    assert "finished" in (straight.folder / "node-0" / "logs" / "rank-0.log").read_text()
+
+
+def test_killed_at_any_moment_it_comes_back_bit_for_bit(straight: Cell, begin: Begin, text: Path) -> None:
+    cell = begin(recipe(text)).cells[0]
+    moments = random.Random(5)
+    for _ in range(2):
+        cell.start()
+        goal = cell.step() + moments.randint(1, 8)
+        until(lambda goal=goal: cell.step() >= goal, f"step {goal}")  # type: ignore[misc]
+        cell.kill()
+        assert not (cell.folder / "outcome.json").exists()
+    assert cell.run()["outcome"] == "finished"
+    assert equal(cell, straight)
+    assert cell.lines("start")[-1]["checkpoint"].startswith("step-")
+
+
+def test_a_signal_saves_and_stops_and_a_file_saves_and_goes_on(straight: Cell, begin: Begin, text: Path) -> None:
+    cell = begin(recipe(text, checkpoint={"every": 1000})).cells[0]
+    (cell.folder / "save").touch()
+    cell.start()
+    until(lambda: bool(cell.checkpoints()), "the checkpoint asked for")
+    assert cell.process is not None
+    cell.process.send_signal(signal.SIGTERM)
+    assert cell.wait() == 0
+    outcome = cell.outcome()
+    assert (outcome["outcome"], outcome["retry"]) == ("stopped", False)
+    assert not (cell.folder / "save").exists()
+    assert cell.checkpoints()[-1] == f"step-{outcome['step']:08d}-attempt-1"
+    assert cell.run()["outcome"] == "finished"
+    assert cell.losses() == straight.losses()
+    assert same(cell.weights(), straight.weights())
+
+
+def test_two_ranks_train_as_one_would_and_come_back_too(straight: Cell, begin: Begin, text: Path) -> None:
+    cell = begin(recipe(text), ranks=(2,)).cells[0]
+    assert cell.run()["outcome"] == "finished"
+    assert cell.losses() == pytest.approx(straight.losses(), rel=1e-4)
+    assert cell.curve() == pytest.approx(straight.curve(), rel=1e-4)
+
+    again = begin(recipe(text), ranks=(2,)).cells[0]
+    again.start()
+    until(lambda: again.step() >= 8, "step 8")
+    again.kill()
+    assert again.run()["outcome"] == "finished"
+    assert equal(again, cell)
+
+
+def test_where_the_disk_is_full_training_goes_on(begin: Begin, text: Path) -> None:
+    cell = begin(recipe(text)).cells[0]
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))  # children inherit it
+    try:
+        outcome = cell.run()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (outcome["outcome"], outcome["step"]) == ("finished", 24)
+    assert list((cell.folder / "checkpoints").iterdir()) == []
+    assert all("File too large" in line["error"] for line in cell.lines("checkpoint"))
+    assert "no checkpoint at step 6" in cell.log()
+
+
+def test_wrong_data_is_told_in_one_line_and_not_repeated(begin: Begin, tmp_path: Path) -> None:
+    cell = begin(recipe(tmp_path / "missing")).cells[0]
+    outcome = cell.run()
+    assert (outcome["outcome"], outcome["retry"]) == ("failed", False)
+    assert str(tmp_path / "missing") in outcome["reason"]
+    assert "\n" not in outcome["reason"]
+    assert outcome["hint"]
+
+
+def test_two_cells_survive_kills_of_cell_and_relay_a_stop_and_a_resume(begin: Begin, text: Path) -> None:
+    plan = recipe(text, exchange={"mode": "two-site"}, training={"steps": 40})
+    whole = begin(plan, ranks=(1, 1), relay=True)
+    assert [outcome["outcome"] for outcome in whole.run()] == ["finished", "finished"]
+    weights = [{k: v for k, v in cell.weights().items() if k.startswith("model/")} for cell in whole.cells]
+    assert same(*weights)
+    assert whole.cells[0].lines("exchange")[-1]["rounds_applied"] == 12
+
+    run = begin(plan, ranks=(1, 1), relay=True)
+    for cell in run.cells:
+        cell.start()
+    first = run.cells[0]
+    until(lambda: first.step() >= 9, "step 9")
+    first.kill()
+    first.start()
+    run.kill_relay()
+    run.start_relay()
+    until(lambda: first.step() >= 14, "step 14")
+    with run.controller() as controller:
+        controller.stop("by the test")
+        for cell in run.cells:
+            assert cell.wait() == 0, cell.log()
+        stopped = [cell.outcome() for cell in run.cells]
+        assert [each["outcome"] for each in stopped] == ["stopped", "stopped"]
+        assert stopped[0]["step"] == stopped[1]["step"] < 40
+        joint = controller.status().joint_checkpoints[-1]
+        assert joint.step == stopped[0]["step"]
+        controller.rewind(joint.step, joint.manifests, joint.versions)
+        ledger = controller.entries(-1, 0.0)
+    assert any(isinstance(entry, Stop) for entry in ledger)
+    assert {entry.cell for entry in ledger if isinstance(entry, Checkpoint)} == {0, 1}
+    for cell in run.cells:
+        cell.write_job(attempt=2)
+    assert [outcome["outcome"] for outcome in run.run()] == ["finished", "finished"]
+    for cell, untouched in zip(run.cells, whole.cells, strict=True):
+        assert equal(cell, untouched)
