@@ -1,0 +1,5 @@
+"""``python -m islandctl`` is ``islandctl``."""
+
+from islandctl.cli import main
+
+main()

@@ -1,0 +1,83 @@
+"""``islandctl launch``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from islandctl.planner.plan import Plan
+
+
+def launch(
+    source: Annotated[Path, typer.Argument(metavar="RECIPE|PLAN", help="A recipe, or a plan made by `plan --out`.")],
+    site: Annotated[list[Path] | None, typer.Option("--site", help="A site profile; once a site.")] = None,
+    run: Annotated[str | None, typer.Option("--run", help="Name of the run; left out: recipe, date, number.")] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Return as soon as the workers are started.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, whatever it costs.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="The last status as one JSON document on stdout.")] = False,
+) -> None:
+    """Start a run on its sites and follow it. Ctrl-C detaches; the run goes on.
+
+    Ends with 0 when the run finished, 1 when it failed or was stopped, 3 when the plan cannot work, 4 when a node is
+    not fit, 5 when one cannot be reached.
+
+    Examples:
+
+      islandctl launch recipes/demo.yaml --site site-profiles/east.yaml --site site-profiles/west.yaml
+
+      islandctl launch run.plan --run paper-1 --detach --yes
+    """
+    from islandctl.cli import output
+    from islandctl.cli.follow import end, follow
+    from islandctl.runs.gather import Watcher
+    from islandctl.runs.launch import check_plan, start
+
+    plan = _plan(source, site or [])
+    for warning in check_plan(plan):
+        output.message(f"warning: {warning}")
+    _confirm(plan, yes)
+    record = start(plan, run, output.message)
+    output.message(f"{record.run}: the workers are started; islandctl status {record.run}")
+    with Watcher(record, plan, output.message) as watcher:
+        if detach:
+            if json:
+                output.as_json(watcher.look())
+            return
+        status = follow(watcher, quiet=json)
+        code = end(watcher, status)
+    if json:
+        output.as_json(status)
+    raise typer.Exit(code)
+
+
+def _plan(source: Path, sites: list[Path]) -> Plan:
+    from islandctl.cli import output
+    from islandctl.config.load import load_recipe, load_site
+    from islandctl.errors import UsageError
+    from islandctl.planner.file import changed_sources, load_plan, looks_like_plan
+    from islandctl.planner.make import make_plan
+
+    if looks_like_plan(source):
+        if sites:
+            raise UsageError(f"{source}: a plan holds its sites already", hint="leave --site out")
+        plan = load_plan(source)
+        for path in changed_sources(plan):
+            output.message(f"warning: {path} has changed since the plan was made; the plan's values are used")
+        return plan
+    recipe = load_recipe(source)
+    if not sites:
+        raise UsageError(f"{source}: a recipe needs its sites", hint=f"islandctl launch {source} --site PROFILE")
+    return make_plan(recipe, [load_site(path) for path in sites])
+
+
+def _confirm(plan: Plan, yes: bool) -> None:
+    """Ask before money is spent, where there is somebody to ask; never required."""
+    import sys
+
+    if yes or plan.cost_per_hour is None or not plan.cost_per_hour.value or not sys.stdin.isatty():
+        return
+    if not typer.confirm(f"This run costs about {plan.cost_per_hour.value:.2f} USD an hour. Start it?", err=True):
+        raise typer.Exit(130)

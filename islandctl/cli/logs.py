@@ -1,0 +1,71 @@
+"""``islandctl logs``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def logs(
+    run: Annotated[str | None, typer.Argument(help="The run; left out: the newest one.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines until Ctrl-C.")] = False,
+    site: Annotated[list[str] | None, typer.Option("--site", help="Only this site; can be repeated.")] = None,
+    rank: Annotated[list[int] | None, typer.Option("--rank", min=0, help="Only this rank; can be repeated.")] = None,
+    tail: Annotated[int | None, typer.Option("--tail", min=0, help="Only the last N lines.")] = None,
+    since: Annotated[str | None, typer.Option("--since", help="Only lines since 10min, 2h, or a UTC time.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Show the workers' logs of all sites as one stream, in order of time, each line with its place.
+
+    Examples:
+
+      islandctl logs --tail 50
+
+      islandctl logs demo-1 -f --site east --rank 0
+
+      islandctl logs demo-1 --since 10min
+    """
+    import sys
+    import time
+    from json import dumps
+
+    from islandctl.cli import output
+    from islandctl.cli.look import SITE_COLOURS
+    from islandctl.runs.logs import LogReader
+    from islandctl.runs.merge import Line, since_time
+    from islandctl.runs.record import load, load_plan_of
+
+    record = load(run)
+    plan = load_plan_of(record)
+    start = since_time(since, time.time()) if since else None
+    codes = {"cyan": 36, "yellow": 33, "green": 32, "magenta": 35, "blue": 34, "red": 31}
+    names = [one.name for one in plan.sites]
+    lively = output.lively(sys.stdout)
+
+    def show(line: Line) -> None:
+        if json:
+            print(dumps({"source": line.source, "site": line.site, "rank": line.rank, "text": line.text}))
+            return
+        colour = codes[SITE_COLOURS[names.index(line.site) % len(SITE_COLOURS)]]
+        prefix = f"\x1b[{colour}m{line.source}\x1b[0m" if lively else line.source
+        print(f"{prefix} | {line.text}")
+
+    with LogReader(record, plan, output.message, sites=site or (), ranks=rank or ()) as reader:
+        try:
+            for line in reader.first(tail=tail, since=start):
+                show(line)
+            sys.stdout.flush()
+            while follow:
+                time.sleep(0.5)
+                for line in reader.more():
+                    if start is None or line.at >= start:
+                        show(line)
+                sys.stdout.flush()
+        except KeyboardInterrupt:
+            output.message(f"detached; the run goes on; islandctl status {record.run}")
+            raise typer.Exit(130) from None
+        if reader.unreachable:
+            from islandctl.errors import UnreachableError
+
+            raise UnreachableError("some logs could not be read: " + "; ".join(reader.unreachable))

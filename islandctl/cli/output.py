@@ -1,0 +1,93 @@
+"""Where output goes: data to stdout, messages to stderr; colour and motion only where a person looks."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any, TextIO
+
+from islandctl.errors import IslandError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from rich.console import Console
+
+WIDTH = 100
+"""Columns that all output fits in."""
+
+
+def lively(stream: TextIO) -> bool:
+    """May this stream have colour and motion? Only a terminal, and not when NO_COLOR is set or TERM is dumb."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def console(stream: TextIO | None = None) -> Console:
+    """A rich console on stdout (or ``stream``), at most :data:`WIDTH` columns wide."""
+    from rich.console import Console
+
+    target = stream or sys.stdout
+    live = lively(target)
+    made = Console(
+        file=target,
+        force_terminal=live,
+        no_color=not live,
+        highlight=False,
+        color_system="auto" if live else None,
+        width=None if target.isatty() else WIDTH,
+    )
+    made.width = min(made.width, WIDTH)
+    return made
+
+
+def data(line: str) -> None:
+    """One line of data, to stdout."""
+    print(line)
+
+
+def as_json(value: BaseModel | Any) -> None:
+    """One JSON document, to stdout."""
+    from pydantic import BaseModel
+
+    plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+    print(json.dumps(plain, indent=2))
+
+
+def message(text: str) -> None:
+    """One line for the person, to stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def error(problem: IslandError) -> None:
+    """An error of ours in one line, and what to do about it in a second one."""
+    red, end = ("\x1b[1;31m", "\x1b[0m") if lively(sys.stderr) else ("", "")
+    message(f"{red}error:{end} {problem.message}")
+    if problem.hint:
+        message(f"hint: {problem.hint}")
+
+
+def fault(problem: BaseException) -> None:
+    """An exception that nobody foresaw: one line, with the file that holds the traceback."""
+    import time
+    import traceback
+
+    from islandctl.config.paths import home
+    from islandctl.runs.files import write_whole
+
+    first = str(problem).partition("\n")[0]
+    text = f"{type(problem).__name__}: {first}" if first else type(problem).__name__
+    path = home() / "faults" / time.strftime(f"%Y%m%dT%H%M%S-{os.getpid()}.txt", time.gmtime())
+    try:
+        write_whole(path, "".join(traceback.format_exception(problem)).encode())
+    except OSError as trouble:
+        message(f"error: {text} (its traceback could not be saved: {trouble})")
+        return
+    message(f"error: {text}")
+    message(f"hint: this is a fault of islandctl; its traceback lies in {path}")
+
+
+def hush() -> None:
+    """The reader of stdout has gone: let nothing more be written there, also not at exit."""
+    sink = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(sink, sys.stdout.fileno())
+    os.close(sink)

@@ -1,0 +1,44 @@
+"""``islandctl resume``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def resume(
+    run: Annotated[str | None, typer.Argument(help="The run; left out: the newest one.")] = None,
+    step: Annotated[
+        int | None, typer.Option("--from", min=0, metavar="STEP", help="A joint checkpoint; 0: the beginning.")
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Return as soon as the workers are started.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="The last status as one JSON document on stdout.")] = False,
+) -> None:
+    """Go on from the newest joint checkpoint that every node holds unharmed, and follow the run.
+
+    Examples:
+
+      islandctl resume
+
+      islandctl resume demo-1 --from 400 --detach
+    """
+    from islandctl.cli import output
+    from islandctl.cli.follow import end, follow
+    from islandctl.runs.gather import Watcher
+    from islandctl.runs.record import load, load_plan_of
+    from islandctl.runs.resume import resume as resume_run
+
+    record = load(run)
+    plan = load_plan_of(record)
+    record = resume_run(record, plan, output.message, step=step)
+    with Watcher(record, plan, output.message) as watcher:
+        if detach:
+            if json:
+                output.as_json(watcher.look())
+            return
+        status = follow(watcher, quiet=json)
+        code = end(watcher, status)
+    if json:
+        output.as_json(status)
+    raise typer.Exit(code)

@@ -1,0 +1,221 @@
+"""Gathering facts about a run, with deadlines: a host that does not answer holds nobody up."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import PurePosixPath
+from types import TracebackType
+from typing import Generic, TypeVar
+
+from pydantic import ValidationError
+
+from islandctl.config.paths import CellFolder, RunFolder
+from islandctl.errors import IslandError
+from islandctl.fleet import node as nodes
+from islandctl.fleet.host import Host
+from islandctl.fleet.job import SupervisorState
+from islandctl.ledger.joint import JointCheckpoint, joint_checkpoints
+from islandctl.planner.plan import Plan
+from islandctl.relay.messages import RelayStatus
+from islandctl.runs.checkpoints import ledger_from_file
+from islandctl.runs.metrics import heartbeat_from
+from islandctl.runs.reach import Reach, Say
+from islandctl.runs.record import NodeRecord, RunRecord, load
+from islandctl.runs.relay import client
+from islandctl.runs.status import Facts, NodeFacts, Outcome, RunStatus
+from islandctl.runs.watch import combine
+
+R = TypeVar("R")
+RELAY_TIMEOUT_S = 5.0
+NODE_TIMEOUT_S = 20.0
+METRICS_TAIL_BYTES = 256 * 1024
+LOG_TAIL_BYTES = 8 * 1024
+LOG_TAIL_LINES = 12
+
+
+class Asked(Generic[R]):
+    """One question that is asked again and again, in a thread of its own that never keeps the process alive."""
+
+    def __init__(self, ask: Callable[[], R]) -> None:
+        self._ask = ask
+        self._answers: queue.Queue[R | IslandError | BaseException] = queue.Queue()
+        self._busy = False
+
+    def begin(self) -> None:
+        """Ask, unless the last question is still open."""
+        if not self._busy:
+            self._busy = True
+            threading.Thread(target=self._run, daemon=True).start()
+
+    def answer(self, deadline_s: float) -> R | IslandError | None:
+        """What came back: a value or our own error; None when nothing has come within ``deadline_s`` seconds."""
+        try:
+            answer = self._answers.get(timeout=max(0.0, deadline_s))
+        except queue.Empty:
+            return None
+        self._busy = False
+        if isinstance(answer, BaseException) and not isinstance(answer, IslandError):
+            raise answer
+        return answer
+
+    def _run(self) -> None:
+        try:
+            self._answers.put(self._ask())
+        except BaseException as error:  # handed to the asker, who raises what is not ours
+            self._answers.put(error)
+
+
+class Watcher:
+    """Looks at one run, once or again and again.
+
+    Args:
+        deadline_s: for one look; who has not answered by then counts as unreachable in it.
+    """
+
+    def __init__(self, record: RunRecord, plan: Plan, say: Say, *, deadline_s: float = 15.0) -> None:
+        self._record = record
+        self.plan = plan
+        self._say = say
+        self._deadline_s = deadline_s
+        self._reach = Reach(plan, record.run, say)
+        self._silent: set[str] = set()
+        self._nodes = {(node.cell, node.index): self._ask_node(node) for node in record.nodes}
+        self._beside = {name: self._ask_about(*place) for name, place in self._kept().items()}
+        self._relay: Asked[RelayStatus] = Asked(self._ask_relay)
+        self._joint: Asked[JointCheckpoint | None] = Asked(self._read_joint)
+        self._relay_answers = True
+
+    def __enter__(self) -> Watcher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._reach.close()
+
+    @property
+    def run(self) -> str:
+        """The run's name."""
+        return self._record.run
+
+    def look(self) -> RunStatus:
+        """One look. Never fails because somebody does not answer."""
+        self._record = load(self._record.run)
+        end = time.monotonic() + self._deadline_s
+        asked: list[Asked[RelayStatus] | Asked[NodeFacts] | Asked[SupervisorState]]
+        asked = [self._relay, *self._nodes.values(), *self._beside.values()]
+        for one in asked:
+            one.begin()
+        relay = self._relay.answer(min(RELAY_TIMEOUT_S + 1.0, end - time.monotonic()))
+        self._relay_answers = isinstance(relay, RelayStatus)
+        seen = []
+        for node in self._record.nodes:
+            slot = self._nodes.get((node.cell, node.index))
+            answer = slot.answer(end - time.monotonic()) if slot else None
+            seen.append(self._facts(node, answer))
+        kept = {name: slot.answer(end - time.monotonic()) for name, slot in self._beside.items()}
+        states = {name: state for name, state in kept.items() if isinstance(state, SupervisorState)}
+        joint = None if self._relay_answers else self._joint_from_file(end - time.monotonic())
+        facts = Facts(
+            joint=joint,
+            relay=relay if isinstance(relay, RelayStatus) else None,
+            relay_trouble="" if isinstance(relay, RelayStatus) else _trouble(relay, "the relay", RELAY_TIMEOUT_S),
+            relay_state=states.pop("relay", None),
+            tunnels=states,
+            nodes=tuple(seen),
+            launcher_alive=self._record.launcher_pid > 0 and _alive(self._record.launcher_pid),
+        )
+        return combine(self._record, self.plan, facts)
+
+    def _kept(self) -> dict[str, tuple[str, str]]:
+        """Relay and tunnels by name: (host, the supervisor's folder)."""
+        relay = self._record.relay
+        kept = {"relay": (relay.host, relay.folder)} if relay else {}
+        tunnels = RunFolder.of(self._record.run).tunnels
+        return kept | {f"tunnel {one.name}": ("", str(tunnels / one.name)) for one in self._record.tunnels}
+
+    def _facts(self, node: NodeRecord, answer: NodeFacts | IslandError | None) -> NodeFacts:
+        if isinstance(answer, NodeFacts):
+            if node.label in self._silent:
+                self._silent.discard(node.label)
+                self._say(f"{node.label}: answers again")
+            return answer
+        if node.label not in self._silent:
+            self._silent.add(node.label)
+            self._say(f"{node.label}: no answer; reconnecting, training is not affected")
+        return NodeFacts(cell=node.cell, node=node.index, trouble=_trouble(answer, node.label, self._deadline_s))
+
+    def _joint_from_file(self, deadline_s: float) -> JointCheckpoint | None:
+        self._joint.begin()
+        answer = self._joint.answer(deadline_s)
+        return answer if isinstance(answer, JointCheckpoint) else None
+
+    def _read_joint(self) -> JointCheckpoint | None:
+        entries = ledger_from_file(self._record, self._reach)
+        joint = joint_checkpoints(entries, len(self._record.cells))
+        return joint[-1] if joint else None
+
+    def _ask_relay(self) -> RelayStatus:
+        with client(self._record, timeout_s=RELAY_TIMEOUT_S) as relay:
+            return relay.status()
+
+    def _ask_about(self, host: str, folder: str) -> Asked[SupervisorState]:
+        return Asked(lambda: nodes.state(self._reach.beside(host), folder))
+
+    def _ask_node(self, node: NodeRecord) -> Asked[NodeFacts]:
+        return Asked(lambda: self._look_at(node))
+
+    def _look_at(self, node: NodeRecord) -> NodeFacts:
+        host = self._reach.host(node.site, node.host)
+        state = nodes.state(host, node.folder)
+        folder = CellFolder(PurePosixPath(node.cell_folder))
+        outcome, beat = None, None
+        failed = state.outcome == "failed"
+        if state.state == "ended":
+            outcome = read_outcome(host, str(folder.outcome))
+        if not self._relay_answers and node.index == 0:
+            content = nodes.read_tail(host, str(folder.metrics), METRICS_TAIL_BYTES)
+            steps = self.plan.recipe.training.steps
+            beat = heartbeat_from(content, cell=node.cell, attempt=self._record.attempt, steps=steps)
+        lines = self._last_lines(host, node, outcome) if failed else ()
+        return NodeFacts(cell=node.cell, node=node.index, state=state, outcome=outcome, heartbeat=beat, lines=lines)
+
+    def _last_lines(self, host: Host, node: NodeRecord, outcome: Outcome | None) -> tuple[str, ...]:
+        """The end of the log of the rank that failed, or of what torchrun itself printed."""
+        first = sum(one.num_ranks for one in self._record.cells[node.cell].nodes[: node.index])
+        ranks = range(first, first + node.num_ranks)
+        names = [f"rank-{outcome.rank}.log"] if outcome and outcome.rank in ranks else []
+        for name in (*names, f"node-{node.index}.log"):
+            content = nodes.read_tail(host, f"{node.folder}/logs/{name}", LOG_TAIL_BYTES)
+            lines = [line for line in content.decode(errors="replace").splitlines() if line.strip()]
+            if lines:
+                return tuple(lines[-LOG_TAIL_LINES:])
+        return ()
+
+
+def read_outcome(host: Host, path: str) -> Outcome | None:
+    """A cell's ``outcome.json``; None when there is none or it is cut."""
+    content = nodes.read_tail(host, path, 64 * 1024)
+    try:
+        return Outcome.model_validate_json(content)
+    except ValidationError:
+        return None
+
+
+def _trouble(answer: object, who: str, deadline_s: float) -> str:
+    return answer.message if isinstance(answer, IslandError) else f"{who}: no answer within {deadline_s:g} s"
+
+
+def _alive(pid: int) -> bool:
+    """Does the launching process still run? Only asked while the phase is ``launching``."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,81 @@
+"""What each process of a run is told: supervisor jobs and cell files, from the plan and the record. Pure."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+from islandctl.config.job import CellJob
+from islandctl.config.paths import CellFolder
+from islandctl.fleet.job import RestartPolicy, SupervisorJob
+from islandctl.planner.plan import Plan
+from islandctl.runs.record import CellRecord, NodeRecord, RunRecord
+
+STOP_TIMEOUT_S = 120.0
+"""Between TERM and KILL of workers: a checkpoint of a large model takes its time."""
+
+
+def cell_job(record: RunRecord, plan: Plan, cell: CellRecord) -> CellJob:
+    """``cell.json`` of one cell."""
+    return CellJob(
+        run=record.run,
+        attempt=record.attempt,
+        cell=cell.index,
+        cells=tuple(one.name for one in plan.cells),
+        site=cell.site,
+        num_ranks=sum(node.num_ranks for node in cell.nodes),
+        config_hash=record.config_hash,
+        recipe=plan.recipe,
+    )
+
+
+def worker_job(record: RunRecord, plan: Plan, node: NodeRecord, *, master: tuple[str, int] | None) -> SupervisorJob:
+    """``job.json`` of one node's workers.
+
+    Args:
+        master: address and port of node 0, as the cell's nodes reach it; None for a cell of one node, where torchrun
+            itself takes a free port at every start.
+    """
+    site = plan.site(node.site)
+    cell = record.cells[node.cell]
+    folder = CellFolder(PurePosixPath(node.cell_folder))
+    env = {
+        "PYTHONPATH": node.code,
+        "PYTHONUNBUFFERED": "1",
+        "ISLANDCTL_RELAY_URL": node.relay_url,
+        "ISLANDCTL_NODE_FOLDER": node.folder,
+    }
+    if site.gpu.type == "cpu":
+        env["OMP_NUM_THREADS"] = str(max(1, site.cpu.cores // node.num_ranks))
+    return SupervisorJob(
+        run=record.run,
+        mark=record.mark,
+        name=f"{cell.name}/node-{node.index}",
+        argv=(*_torchrun(node, len(cell.nodes), master), "-m", "islandctl.worker", node.cell_folder),
+        cwd=node.cell_folder,
+        env={**env, **plan.recipe.worker.env},
+        setup=site.environment.setup,
+        outcome=str(folder.outcome),
+        progress=str(folder.metrics),
+        restart=RestartPolicy(
+            limit=plan.recipe.worker.restart.limit,
+            backoff_s=plan.recipe.worker.restart.backoff,
+            backoff_limit_s=plan.recipe.worker.restart.backoff_limit,
+        ),
+        stop_timeout_s=STOP_TIMEOUT_S,
+    )
+
+
+def _torchrun(node: NodeRecord, num_nodes: int, master: tuple[str, int] | None) -> tuple[str, ...]:
+    """The command up to the program. Restarts are the supervisor's business, so torchrun's own are off."""
+    start = (node.python, "-m", "torch.distributed.run", f"--nproc-per-node={node.num_ranks}", "--max-restarts=0")
+    if master is None:
+        # --standalone with an address: torchrun would otherwise ask the resolver for this host's full name
+        return (*start, "--standalone", "--local-addr=127.0.0.1")
+    address, port = master
+    return (
+        *start,
+        f"--nnodes={num_nodes}",
+        f"--node-rank={node.index}",
+        f"--master-addr={address}",
+        f"--master-port={port}",
+    )

@@ -1,0 +1,130 @@
+"""Launch: from a plan to running workers, step by step, each with a verdict a node.
+
+    connect → prepare → relay → tunnels → cell files → supervisors
+
+Until the supervisors run, any failure ends the launch: what was started is ended again, that is proved, and the
+record says why.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import PurePosixPath
+
+from islandctl.config.paths import CellFolder, RunFolder
+from islandctl.errors import InfeasibleError, IslandError
+from islandctl.fleet.provision import Prepared, make_bundle, prepare
+from islandctl.planner.limits import not_yet
+from islandctl.planner.plan import Plan
+from islandctl.runs import record as records
+from islandctl.runs.files import only_one
+from islandctl.runs.network import start_relay, start_tunnels
+from islandctl.runs.reach import Reach, Say, demand, each
+from islandctl.runs.record import CellRecord, NodeRecord, RunRecord
+from islandctl.runs.relay import make_secrets
+from islandctl.runs.stop import end_everything
+from islandctl.runs.workers import start_workers, write_cells
+
+
+def check_plan(plan: Plan) -> list[str]:
+    """Refuse what cannot work; gives what deserves a word.
+
+    Raises:
+        InfeasibleError: the plan is infeasible, or holds what ``launch`` cannot run.
+    """
+    binding = [finding for finding in plan.findings if finding.level == "fail"] + not_yet(plan)
+    if binding or not plan.feasible:
+        text = "; ".join(f"{finding.place}: {finding.text}" for finding in binding) or "it is not feasible"
+        raise InfeasibleError(
+            f"the plan cannot work: {text}", hint=binding[0].hint if binding else "islandctl plan shows why"
+        )
+    return [f"{finding.place}: {finding.text}" for finding in plan.findings if finding.level == "warn"]
+
+
+def start(plan: Plan, run: str | None, say: Say) -> RunRecord:
+    """Bring a plan to running workers.
+
+    Args:
+        run: the run's name; None makes one of recipe, date and a counter.
+        say: takes progress, one line each.
+
+    Raises:
+        UsageError: the name is taken.
+        HostKeyError, PreflightError, UnreachableError, RunError: a step failed; everything it had started is ended.
+    """
+    record = records.create(plan, run, launcher_pid=os.getpid())
+    with (
+        only_one(RunFolder.of(record.run).root / "lock", f"islandctl launch {record.run}"),
+        Reach(plan, record.run, say) as reach,
+        _or_undo(record, plan, reach, say),
+    ):
+        say(f"{record.run}: connecting to {_places(plan)}")
+        record = _prepare(record, plan, reach, say)
+        make_secrets(record, plan)
+        record = start_relay(record, plan, reach, say)
+        record = start_tunnels(record, plan, reach, say)
+        write_cells(record, plan, reach)
+        start_workers(record, plan, reach)
+        return records.change(record, phase="launched", reason="", launcher_pid=0)
+
+
+def _prepare(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> RunRecord:
+    """Connect to every host and put code and environment there; each host once."""
+    places = list(dict.fromkeys((cell.site, node.host) for cell in plan.cells for node in cell.nodes))
+    bundle = make_bundle()
+
+    def one(place: tuple[str, str]) -> Prepared:
+        host = reach.host(*place)
+        began = time.monotonic()
+        done = prepare(host, plan.site(place[0]), bundle, say)
+        say(f"{host.label}: ready, {done.python} ({time.monotonic() - began:.0f} s)")
+        return done
+
+    prepared = dict(zip(places, demand(each(places, one), "preparing"), strict=True))
+    cells = []
+    for cell in plan.cells:
+        members = []
+        for node in cell.nodes:
+            made = prepared[cell.site, node.host]
+            folder = CellFolder(PurePosixPath(made.work_dir) / "runs" / record.run / cell.name)
+            members.append(
+                NodeRecord(
+                    cell=cell.index,
+                    index=node.index,
+                    site=cell.site,
+                    host=node.host,
+                    num_ranks=node.num_ranks,
+                    python=str(made.python),
+                    code=str(made.code),
+                    supervisor=str(made.supervisor),
+                    work_dir=str(made.work_dir),
+                    cell_folder=str(folder.root),
+                    folder=str(folder.node(node.index)),
+                )
+            )
+        cells.append(CellRecord(index=cell.index, name=cell.name, site=cell.site, nodes=tuple(members)))
+    return records.change(record, cells=tuple(cells))
+
+
+@contextmanager
+def _or_undo(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> Iterator[None]:
+    """Whatever ends the body before its time ends what the body had started."""
+    try:
+        yield
+    except BaseException as error:
+        reason = error.message if isinstance(error, IslandError) else f"{type(error).__name__}: {error}".rstrip(": ")
+        say(f"{record.run}: the launch ends: clearing up")
+        now = records.load(record.run)
+        report = end_everything(now, plan, reach, say)
+        records.change(now, phase="failed", reason=reason, launcher_pid=0)
+        for line in report.lines:
+            say(line)
+        raise
+
+
+def _places(plan: Plan) -> str:
+    sites = [f"{site.name} ({site.num_nodes} node{'s' if site.num_nodes > 1 else ''})" for site in plan.sites]
+    return ", ".join(sites)

@@ -1,0 +1,146 @@
+"""The workers' logs of all nodes as one stream, read by byte offsets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from types import TracebackType
+
+from islandctl.errors import UsageError
+from islandctl.fleet import node as nodes
+from islandctl.planner.plan import Plan
+from islandctl.runs.merge import Line, Tail, last, merge
+from islandctl.runs.reach import Reach, Say, each
+from islandctl.runs.record import NodeRecord, RunRecord
+
+BLOCK_BYTES = 4 << 20
+"""Read of one file in one round trip."""
+_FILE = re.compile(r"(rank-(\d+)|node-\d+)\.log")
+
+
+class LogReader:
+    """Reads the logs of a run, once or following.
+
+    Args:
+        sites, ranks: only these; empty: all. With ranks, what torchrun itself prints is left out.
+
+    Raises:
+        UsageError: the run has no such site or rank.
+    """
+
+    def __init__(
+        self,
+        record: RunRecord,
+        plan: Plan,
+        say: Say,
+        *,
+        sites: Sequence[str] = (),
+        ranks: Sequence[int] = (),
+        reach: Reach | None = None,
+    ) -> None:
+        known = [site.name for site in plan.sites]
+        for site in sites:
+            if site not in known:
+                raise UsageError(f"{record.run} has no site {site}", hint=f"its sites: {', '.join(known)}")
+        most = max((sum(node.num_ranks for node in cell.nodes) for cell in record.cells), default=0)
+        for rank in ranks:
+            if rank >= most:
+                raise UsageError(f"{record.run} has no rank {rank}", hint=f"its ranks: 0 to {most - 1}")
+        self._record = record
+        self._say = say
+        self._ranks = set(ranks)
+        self._nodes = [node for node in record.nodes if not sites or node.site in sites]
+        self._reach = reach or Reach(plan, record.run, say)
+        self._tails: dict[tuple[int, int, str], Tail] = {}
+        self._lost: dict[str, str] = {}
+
+    def __enter__(self) -> LogReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._reach.close()
+
+    @property
+    def unreachable(self) -> list[str]:
+        """Nodes whose logs could not be read at the last try, each with the reason."""
+        return list(self._lost.values())
+
+    def first(self, *, tail: int | None = None, since: float | None = None) -> list[Line]:
+        """What is in the logs now, merged in order of time.
+
+        Args:
+            tail: only the last so many lines of the whole.
+            since: only lines from this time on, seconds since the epoch.
+        """
+        lines = self._read(tail)
+        if since is not None:
+            lines = [line for line in lines if line.at >= since]
+        return lines if tail is None else last(lines, tail)
+
+    def more(self) -> list[Line]:
+        """Lines that have become whole since the last read."""
+        return self._read(None)
+
+    def rest(self) -> list[Line]:
+        """The last lines that no newline has ended, once nothing more will come."""
+        return merge([tail.rest() for tail in self._tails.values()])
+
+    def _read(self, tail: int | None) -> list[Line]:
+        batches: list[list[Line]] = []
+        for verdict in each(self._nodes, lambda node: self._read_node(node, tail)):
+            label = verdict.item.label
+            if verdict.error is not None:
+                if label not in self._lost:
+                    self._say(f"{label}: {verdict.error.message}; reconnecting, no line will be lost")
+                self._lost[label] = verdict.error.message
+                continue
+            if self._lost.pop(label, None):
+                self._say(f"{label}: connected again")
+            batches += verdict.value or []
+        return merge(batches)
+
+    def _read_node(self, node: NodeRecord, tail: int | None) -> list[list[Line]]:
+        """Everything new in one node's files; a first read begins ``tail`` lines before each file's end."""
+        host = self._reach.host(node.site, node.host)
+        folder = f"{node.folder}/logs"
+        (sizes,) = nodes.sizes(host, [folder])
+        names = [name for name in sorted(sizes) if self._wanted(name)]
+        fresh = [name for name in names if (node.cell, node.index, name) not in self._tails]
+        if fresh:
+            paths = [f"{folder}/{name}" for name in fresh]
+            starts = [0] * len(fresh) if tail is None else nodes.tail_offsets(host, paths, tail)
+            for name, offset in zip(fresh, starts, strict=True):
+                self._tails[node.cell, node.index, name] = self._tail(node, name, offset)
+        found: dict[str, list[Line]] = {name: [] for name in names}
+        open_ones = names
+        while open_ones:
+            tails = [self._tails[node.cell, node.index, name] for name in open_ones]
+            parts = [
+                (f"{folder}/{name}", one.offset, BLOCK_BYTES) for name, one in zip(open_ones, tails, strict=True)
+            ]
+            unread = []
+            for name, one, piece in zip(open_ones, tails, nodes.read_many(host, parts), strict=True):
+                if piece.size < one.offset:
+                    one.restart()
+                    unread.append(name)
+                    continue
+                found[name] += one.feed(piece.offset, piece.data)
+                if piece.data and one.offset < piece.size:
+                    unread.append(name)
+            open_ones = unread
+        return list(found.values())
+
+    def _wanted(self, name: str) -> bool:
+        match = _FILE.fullmatch(name)
+        if match is None:
+            return False
+        return not self._ranks or (match[2] is not None and int(match[2]) in self._ranks)
+
+    def _tail(self, node: NodeRecord, name: str, offset: int) -> Tail:
+        match = _FILE.fullmatch(name)
+        rank = int(match[2]) if match and match[2] else None
+        cell = self._record.cells[node.cell].name
+        place = f"rank-{rank}" if rank is not None else f"node-{node.index}"
+        return Tail(f"{cell}/{place}", node.site, rank, offset)

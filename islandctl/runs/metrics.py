@@ -1,0 +1,59 @@
+"""A cell's ``metrics.jsonl`` read as a heartbeat: what the status shows while the relay cannot be asked. Pure."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from islandctl.relay.messages import Heartbeat
+
+MAX_EVALUATIONS = 60
+
+
+def heartbeat_from(content: bytes, *, cell: int, attempt: int, steps: int) -> Heartbeat | None:
+    """The newest known figures of ``attempt``; None when the lines hold none.
+
+    Args:
+        content: the file's end. The first line may be cut, and so may the last.
+        steps: steps of the whole run.
+    """
+    last: dict[str, dict[str, Any]] = {}
+    evaluations: dict[int, float] = {}
+    for line in content.split(b"\n"):
+        entry = _entry(line)
+        if entry is None or entry["attempt"] > attempt:
+            continue
+        if entry["kind"] == "eval" and isinstance(entry.get("bits_per_byte"), (int, float)):
+            evaluations[entry["step"]] = float(entry["bits_per_byte"])
+        if entry["attempt"] == attempt:
+            last[entry["kind"]] = entry
+    if not last:
+        return None
+    train, exchange = last.get("train", {}), last.get("exchange", {})
+    step = max(entry["step"] for entry in last.values())
+    ended = last.get("end", {}).get("outcome")
+    return Heartbeat(
+        attempt=attempt,
+        cell=cell,
+        state=ended if ended in ("finished", "stopped", "failed") else "training" if train else "starting",
+        step=step,
+        steps=steps,
+        tokens=int(train.get("tokens", 0)),
+        tokens_per_s=float(train.get("tokens_per_s") or 0.0),
+        loss=train.get("loss"),
+        bits_per_byte=tuple(sorted((s, b) for s, b in evaluations.items() if s <= step))[-MAX_EVALUATIONS:],
+        rounds_applied=int(exchange.get("rounds_applied", 0)),
+        rounds_skipped=int(exchange.get("rounds_skipped", 0)),
+        rounds_late=int(exchange.get("rounds_late", 0)),
+    )
+
+
+def _entry(line: bytes) -> dict[str, Any] | None:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(entry, dict) or not isinstance(entry.get("kind"), str):
+        return None
+    whole = all(isinstance(entry.get(key), int) for key in ("attempt", "step"))
+    return entry if whole else None

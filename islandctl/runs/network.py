@@ -1,0 +1,160 @@
+"""Who reaches the relay how: its start, and the tunnels of nodes that cannot reach it by themselves.
+
+The relay listens on loopback, or on all addresses where the recipe names the one that sites use. A local site
+reaches a relay on the controller over loopback. Where the recipe names the address, other nodes use it. Everybody
+else gets a tunnel kept on the controller, so that no site needs an open port. A relay on another host is reached by
+the controller through a tunnel as well.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+
+from islandctl.config.host_address import parse_address
+from islandctl.config.paths import RunFolder
+from islandctl.fleet import node as nodes
+from islandctl.fleet import supervisor, tunnel
+from islandctl.fleet.host import Host
+from islandctl.fleet.provision import make_bundle, prepare
+from islandctl.planner.plan import Plan
+from islandctl.runs import record as records
+from islandctl.runs.reach import Reach, Say, demand, each
+from islandctl.runs.record import KeptRecord, NodeRecord, RunRecord, TunnelRecord
+from islandctl.runs.relay import address, own_code, own_python, relay_files, relay_job, wait_until_it_answers
+
+CONTROLLER = "controller"
+_LIVE = ("starting", "running", "backoff")
+TO_RELAY = "relay"
+"""Name of the tunnel through which the controller reaches a relay elsewhere."""
+
+
+def start_relay(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> RunRecord:
+    """Write the relay's files, start it, and learn its port; the port stays the same for the whole run."""
+    settings = plan.recipe.relay
+    relay, folder = _place(record, plan, reach, say)
+    host = reach.beside(relay.host)
+    record = records.change(record, relay=relay)
+    listen = _listen(settings.address)
+    nodes.write_files(host, folder, relay_files(record, plan, host=listen, port=settings.port or 0))
+    nodes.start(host, relay.supervisor, relay.python, relay.folder, relay_job(record, relay))
+    _, port = address(host, str(folder))
+    nodes.write_files(host, folder, relay_files(record, plan, host=listen, port=port))
+    if relay.host:
+        there = nodes.free_port(reach.beside(""))
+        way = TunnelRecord(name=TO_RELAY, host=relay.host, reverse=False, host_port=port, local_port=there)
+        record = _open(record, reach, way)
+        record = records.change(record, relay_url=f"https://127.0.0.1:{there}", relay_port=port)
+    else:
+        record = records.change(record, relay_url=f"https://127.0.0.1:{port}", relay_port=port)
+    wait_until_it_answers(record, host)
+    say(f"relay: answers at {record.relay_url}")
+    return record
+
+
+def start_tunnels(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> RunRecord:
+    """Give every node its way to the relay, through a tunnel where it has no other."""
+    settings = plan.recipe.relay
+    far = record.relay is not None and record.relay.host != ""
+    here = int(record.relay_url.rpartition(":")[2])
+    direct = f"https://{_bracketed(settings.address)}:{record.relay_port}" if settings.address else ""
+    urls: dict[tuple[str, str], str] = {}
+    for node in record.nodes:
+        key = (node.site, node.host)
+        if key in urls:
+            continue
+        if plan.site(node.site).scheduler == "local" and not (far and direct):
+            urls[key] = record.relay_url
+        elif direct:
+            urls[key] = direct
+        else:
+            port = nodes.free_port(reach.host(*key))
+            name = f"{node.site}-{node.index}"
+            way = TunnelRecord(
+                name=name, site=node.site, host=node.host, reverse=True, host_port=port, local_port=here
+            )
+            record = _open(record, reach, way)
+            urls[key] = f"https://127.0.0.1:{port}"
+            say(f"{node.label}: reaches the relay through a tunnel")
+
+    def routed(node: NodeRecord) -> NodeRecord:
+        return node.model_copy(update={"relay_url": urls[node.site, node.host]})
+
+    cells = tuple(cell.model_copy(update={"nodes": tuple(map(routed, cell.nodes))}) for cell in record.cells)
+    return records.change(record, cells=cells)
+
+
+def restart_relay(record: RunRecord, reach: Reach, say: Say) -> None:
+    """Have relay and tunnels run, with all that they hold: start again what does not."""
+    assert record.relay is not None
+    host = reach.beside(record.relay.host)
+    if nodes.state(host, record.relay.folder).state not in _LIVE:
+        say("relay: starting again")
+        relay = record.relay
+        nodes.start(host, relay.supervisor, relay.python, relay.folder, relay_job(record, relay))
+
+    def again(way: TunnelRecord) -> None:
+        if nodes.state(reach.beside(""), _tunnel_folder(record, way.name)).state not in _LIVE:
+            say(f"tunnel {way.name}: starting again")
+            _start_tunnel(record, reach, way)
+
+    demand(each(record.tunnels, again), "starting the tunnels")
+    wait_until_it_answers(record, host)
+
+
+def _place(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> tuple[KeptRecord, PurePosixPath]:
+    """Where the relay will run, and its folder there. On another host that is prepared first."""
+    name = plan.recipe.relay.host
+    if name == CONTROLLER:
+        folder = PurePosixPath(RunFolder.of(record.run).relay)
+        python, code, keeper = own_python(), own_code(), str(Path(supervisor.__file__).resolve())
+    else:
+        host = reach.beside(name)
+        made = prepare(host, reach.profile_beside(name), make_bundle(), say)
+        folder = PurePosixPath(made.work_dir) / "runs" / record.run / "relay"
+        python, code, keeper = made.python, made.code, made.supervisor
+    host_name = "" if name == CONTROLLER else name
+    return (
+        KeptRecord(
+            name="relay", host=host_name, python=python, code=code, supervisor=keeper, folder=str(folder / "node-0")
+        ),
+        folder,
+    )
+
+
+def _open(record: RunRecord, reach: Reach, way: TunnelRecord) -> RunRecord:
+    """Record a tunnel, then open it: what is recorded is found and ended again, whatever happens in between."""
+    record = records.change(record, tunnels=(*record.tunnels, way))
+    _start_tunnel(record, reach, way)
+    return record
+
+
+def _start_tunnel(record: RunRecord, reach: Reach, way: TunnelRecord) -> None:
+    folder = RunFolder.of(record.run)
+    make = tunnel.reverse_tunnel if way.reverse else tunnel.forward_tunnel
+    made = make(
+        way.host,
+        reach.ssh(way.site, way.host),
+        run=record.run,
+        mark=record.mark,
+        folder=folder.tunnels / way.name,
+        known_hosts=folder.known_hosts,
+        host_port=way.host_port,
+        local_port=way.local_port,
+    )
+    here: Host = reach.beside("")
+    tunnel.open_tunnel(here, str(Path(supervisor.__file__).resolve()), own_python(), made)
+
+
+def _tunnel_folder(record: RunRecord, name: str) -> str:
+    return str(RunFolder.of(record.run).tunnels / name)
+
+
+def _listen(public: str | None) -> str:
+    """The address to listen at: loopback, unless sites come in from outside (TLS and tokens guard it there)."""
+    if public is None:
+        return "127.0.0.1"
+    return "::" if parse_address(public).is_ipv6 else "0.0.0.0"  # noqa: S104
+
+
+def _bracketed(public: str | None) -> str:
+    return parse_address(public).bracketed if public else ""

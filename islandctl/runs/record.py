@@ -1,0 +1,275 @@
+"""A run's record on the controller: ``run.json`` says what runs, where, and how far the controller has come with it.
+
+The record holds no live state: that is read from the nodes and the relay, which know it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import secrets
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Literal
+
+from pydantic import ValidationError
+
+from islandctl.config.model import Model, Name
+from islandctl.config.paths import RunFolder, home
+from islandctl.errors import UsageError
+from islandctl.planner.plan import Plan
+from islandctl.runs.files import make_folder, write_whole
+
+Phase = Literal["launching", "launched", "stopping", "stopped", "failed"]
+"""What the controller last did: ``failed`` means the launch did not get as far as the workers."""
+
+
+class NodeRecord(Model):
+    """One node of a cell, with absolute paths on that node."""
+
+    cell: int
+    index: int
+    site: str
+    host: str
+    """As written in the profile; empty for this machine."""
+    num_ranks: int
+    python: str
+    """Interpreter of the prepared environment."""
+    code: str
+    """Folder that holds the package ``islandctl`` as sent."""
+    supervisor: str
+    """The supervisor's file."""
+    work_dir: str
+    cell_folder: str
+    folder: str
+    """The supervisor's folder, ``<cell_folder>/node-<index>``."""
+    relay_url: str = ""
+    """The relay, as this node reaches it."""
+
+    @property
+    def label(self) -> str:
+        """``site/host``, as messages name the node."""
+        return f"{self.site}/{self.host or 'local'}"
+
+
+class CellRecord(Model):
+    """One cell and its nodes."""
+
+    index: int
+    name: Name
+    site: str
+    nodes: tuple[NodeRecord, ...]
+
+
+class KeptRecord(Model):
+    """The relay's supervisor."""
+
+    name: str
+    host: str = ""
+    """Where it runs; empty for the controller."""
+    python: str
+    code: str
+    supervisor: str
+    folder: str
+    """The supervisor's folder."""
+
+
+class TunnelRecord(Model):
+    """A tunnel kept on the controller, in ``tunnels/<name>``."""
+
+    name: str
+    site: str = ""
+    """The site of ``host``; empty for the relay's own host."""
+    host: str
+    reverse: bool
+    """``host_port`` there leads to ``local_port`` here; else the other way round."""
+    host_port: int
+    local_port: int
+
+
+class RunRecord(Model):
+    """``run.json``."""
+
+    version: Literal[1] = 1
+    run: str
+    mark: str
+    """Unique id of the run; every process of it carries the mark in its environment (ISLANDCTL_RUN)."""
+    created: str
+    """UTC, ISO 8601."""
+    plan_hash: str
+    config_hash: str
+    attempt: int = 1
+    phase: Phase = "launching"
+    reason: str = ""
+    """Why the phase is what it is, when that needs a word."""
+    launcher_pid: int = 0
+    """The process that launches; only read while the phase is ``launching``."""
+    relay_url: str = ""
+    """The relay, as the controller reaches it."""
+    relay_port: int = 0
+    """Where it listens on its own host."""
+    relay: KeptRecord | None = None
+    tunnels: tuple[TunnelRecord, ...] = ()
+    cells: tuple[CellRecord, ...] = ()
+
+    @property
+    def nodes(self) -> tuple[NodeRecord, ...]:
+        """All nodes of all cells, in order."""
+        return tuple(node for cell in self.cells for node in cell.nodes)
+
+
+def now() -> str:
+    """The wall clock as people and records write it: UTC, ISO 8601, whole seconds."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def save(record: RunRecord) -> RunRecord:
+    """Write ``run.json`` atomically; gives the record back."""
+    write_whole(RunFolder.of(record.run).record, record.model_dump_json(indent=2).encode() + b"\n")
+    return record
+
+
+def change(record: RunRecord, **fields: object) -> RunRecord:
+    """A copy with ``fields`` changed, checked and saved."""
+    return save(RunRecord.model_validate({**dict(record), **fields}))
+
+
+def default_name(recipe: str, today: str, taken: Sequence[str]) -> str:
+    """``<recipe>-<date>-<counter>`` with the first counter that is free.
+
+    Args:
+        today: for example ``20300131``.
+        taken: names in use.
+    """
+    stem = f"{recipe[:28].rstrip('-')}-{today}"
+    return next(name for number in range(1, len(taken) + 2) if (name := f"{stem}-{number}") not in taken)
+
+
+def create(plan: Plan, run: str | None, *, launcher_pid: int) -> RunRecord:
+    """Take a run name and write its first record and its plan. The folder itself is the lock.
+
+    Args:
+        run: the name; None takes :func:`default_name`.
+
+    Raises:
+        UsageError: the name is taken or is not a name.
+    """
+    chosen = run
+    for _ in range(100):
+        today = now()[:10].replace("-", "")
+        name = default_name(plan.recipe.name, today, names()) if chosen is None else chosen
+        _check_name(name)
+        folder = RunFolder.of(name)
+        make_folder(folder.root.parent)
+        try:
+            folder.root.mkdir(mode=0o700)
+        except FileExistsError:
+            if chosen is None:
+                continue  # another launch took the counter between the look and the mkdir
+            raise UsageError(
+                f"a run called {name} exists already",
+                hint=f"islandctl status {name} shows it; choose another name with --run",
+            ) from None
+        break
+    else:
+        raise UsageError("no free run name found", hint="choose a name with --run")
+    write_whole(folder.plan, plan.model_dump_json(indent=2).encode() + b"\n")
+    return save(
+        RunRecord(
+            run=name,
+            mark=f"{name}.{secrets.token_hex(8)}",
+            created=now(),
+            plan_hash=plan.plan_hash,
+            config_hash=plan.config_hash,
+            launcher_pid=launcher_pid,
+        )
+    )
+
+
+def names() -> list[str]:
+    """Names of all runs that have a folder here."""
+    folder = home() / "runs"
+    return sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+
+
+def load(run: str | None = None) -> RunRecord:
+    """The record of ``run``, or of the newest run.
+
+    Raises:
+        UsageError: there is no such run; names the nearest ones.
+    """
+    if run is None:
+        records = load_all()
+        if not records:
+            raise UsageError("there is no run yet", hint="islandctl launch RECIPE --site PROFILE starts one")
+        return records[-1]
+    path = RunFolder.of(run).record
+    known = names()
+    if run not in known:
+        near = difflib.get_close_matches(run, known, n=3, cutoff=0.4)
+        raise UsageError(
+            f"there is no run called {run}",
+            hint=f"nearest: {', '.join(near)}" if near else "islandctl runs lists them",
+        )
+    try:
+        return RunRecord.model_validate_json(path.read_bytes())
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"{path.parent}: the run has no record; its launch was cut short before anything was started",
+            hint=f"remove the folder {path.parent}, or choose another name with --run",
+        ) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise UsageError(
+            f"{path}: {place}: {first['msg']}", hint="the record was written by another version?"
+        ) from error
+
+
+def load_all() -> list[RunRecord]:
+    """All readable records, oldest first."""
+    records = []
+    for name in names():
+        try:
+            records.append(load(name))
+        except UsageError:
+            continue  # a folder without a readable record is named by `load`, not by a list
+    return sorted(records, key=lambda record: (record.created, record.run))
+
+
+def load_plan_of(record: RunRecord) -> Plan:
+    """The frozen plan of a run.
+
+    Raises:
+        UsageError: it is missing or is no plan.
+    """
+    path = RunFolder.of(record.run).plan
+    try:
+        return Plan.model_validate_json(path.read_bytes())
+    except FileNotFoundError as error:
+        raise UsageError(f"{path}: the run's plan is missing") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise UsageError(f"{path}: {place}: {first['msg']}", hint="was it written by another version?") from error
+
+
+def check_plan_of(record: RunRecord, plan: Plan) -> None:
+    """Refuse a plan that is not the one that was launched.
+
+    Raises:
+        UsageError: it was changed since.
+    """
+    if plan.plan_hash != record.plan_hash:
+        raise UsageError(
+            f"{RunFolder.of(record.run).plan}: the plan is not the one that was launched (its hash differs)",
+            hint="bring the file back; or it was written by another version of islandctl: resume with that one",
+        )
+
+
+def _check_name(name: str) -> None:
+    try:
+        CellRecord(index=0, name=name, site="", nodes=())
+    except ValidationError as error:
+        raise UsageError(
+            f"'{name}' cannot be a run's name", hint="use a-z, 0-9 and inner hyphens, at most 42 characters"
+        ) from error

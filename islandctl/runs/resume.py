@@ -1,0 +1,110 @@
+"""Resume: all cells go back to one joint checkpoint and go on from there, under a new attempt."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from islandctl.config.paths import RunFolder
+from islandctl.config.recipe import Recipe
+from islandctl.errors import IslandError, UnreachableError, UsageError
+from islandctl.fleet import node as nodes
+from islandctl.ledger.entries import Rewind
+from islandctl.ledger.joint import joint_checkpoints, unjoined
+from islandctl.planner.plan import Plan
+from islandctl.runs import record as records
+from islandctl.runs.checkpoints import read_ledger, verify
+from islandctl.runs.choice import Choice, choose
+from islandctl.runs.files import only_one
+from islandctl.runs.network import restart_relay
+from islandctl.runs.reach import Reach, Say, demand, each
+from islandctl.runs.record import NodeRecord, RunRecord
+from islandctl.runs.relay import client
+from islandctl.runs.sources import check_recipe
+from islandctl.runs.stop import end_everything
+from islandctl.runs.workers import start_workers, write_cells
+
+_LIVE = ("starting", "running", "backoff", "stopping")
+
+
+def resume(record: RunRecord, plan: Plan, say: Say, *, step: int | None = None) -> RunRecord:
+    """Bring a run that has ended, in whatever way, back to running workers.
+
+    Args:
+        step: a joint checkpoint's step; 0: from the beginning; None: the newest one.
+
+    Raises:
+        UsageError: the run still runs, never got to its workers, or its recipe has changed; no such checkpoint.
+        CheckpointError: no joint checkpoint can be used.
+        UnreachableError: a node or the relay cannot be asked. Nothing has been changed then.
+    """
+    records.check_plan_of(record, plan)
+    for note in check_recipe(plan, lambda path: _changed_recipe(plan, path), run=record.run):
+        say(f"note: {note}")
+    with (
+        only_one(RunFolder.of(record.run).root / "lock", f"islandctl resume {record.run}"),
+        Reach(plan, record.run, say) as reach,
+    ):
+        record = records.load(record.run)
+        _check_ended(record, reach)
+        try:
+            restart_relay(record, reach, say)
+            record = _rewind(record, reach, say, step)
+            write_cells(record, plan, reach)
+            start_workers(record, plan, reach)
+        except BaseException as error:
+            reason = error.message if isinstance(error, IslandError) else type(error).__name__
+            end_everything(record, plan, reach, say)
+            records.change(record, phase="stopped", reason=f"the resume failed: {reason}", launcher_pid=0)
+            raise
+        return records.change(record, phase="launched", reason="", launcher_pid=0)
+
+
+def _rewind(record: RunRecord, reach: Reach, say: Say, step: int | None) -> RunRecord:
+    """Choose and verify a joint checkpoint, and begin the new attempt there."""
+    cells = [cell.name for cell in record.cells]
+    with client(record, retry_s=30.0, timeout_s=30.0) as relay:
+        entries = read_ledger(relay)
+        choice: Choice = choose(
+            joint_checkpoints(entries, len(cells)),
+            unjoined(entries, cells),
+            lambda joint: verify(record, reach, joint),
+            step=step,
+        )
+        for line in choice.passed_over:
+            say(f"passed over {line}")
+        manifests, versions = (choice.joint.manifests, choice.joint.versions) if choice.joint else ((), ())
+        entry = relay.rewind(choice.step, manifests, versions)
+    if not isinstance(entry, Rewind):
+        raise UnreachableError(f"the relay answered a rewind with an entry of kind {entry.kind}")
+    say(f"{record.run}: attempt {entry.attempt} begins at {choice.text}")
+    return records.change(record, attempt=entry.attempt, phase="launching", launcher_pid=os.getpid())
+
+
+def _check_ended(record: RunRecord, reach: Reach) -> None:
+    """Refuse while anything of the run may still train."""
+    if record.phase == "failed" or not record.cells or record.relay is None:
+        raise UsageError(
+            f"{record.run}: its launch never got to the workers; there is nothing to resume",
+            hint="islandctl launch starts it anew, under another name (--run)",
+        )
+
+    def live(node: NodeRecord) -> bool:
+        return nodes.state(reach.host(node.site, node.host), node.folder).state in _LIVE
+
+    running = demand(each(record.nodes, live), "asking whether workers still run")
+    names = [node.label for node, alive in zip(record.nodes, running, strict=True) if alive]
+    if names:
+        raise UsageError(
+            f"{record.run} still runs on {', '.join(names)}",
+            hint=f"islandctl status {record.run}; islandctl stop {record.run} ends it first",
+        )
+
+
+def _changed_recipe(plan: Plan, path: str) -> Recipe | None:
+    """The recipe in ``path``, when that is the plan's recipe (its first source) and the file has changed since."""
+    from islandctl.config.load import load_recipe, text_hash
+
+    if path != next(iter(plan.sources)) or not Path(path).is_file() or text_hash(path) == plan.sources[path]:
+        return None
+    return load_recipe(path).value

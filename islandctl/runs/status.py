@@ -1,0 +1,167 @@
+"""What is known of a run at one moment: the facts as gathered, and the view that is made of them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from islandctl.config.model import Model
+from islandctl.fleet.job import SupervisorState
+from islandctl.relay.messages import Heartbeat, JointCheckpoint, RelayStatus
+
+RunState = Literal["launching", "running", "degraded", "waiting", "finished", "failed", "stopped", "unknown"]
+CellState = Literal[
+    "launching",
+    "starting",
+    "training",
+    "waiting",
+    "evaluating",
+    "checkpointing",
+    "restarting",
+    "silent",
+    "finished",
+    "stopped",
+    "failed",
+    "lost",
+    "unreachable",
+]
+"""A cell's state: its workers' own word while they run, else what its supervisors know.
+
+``silent``: supervised, but no word from the workers for a while. ``lost``: the supervisor is gone without an exit
+record (reboot, kill -9). ``unreachable``: nobody answers, so what it does is not known.
+"""
+
+
+class Outcome(Model):
+    """``outcome.json``: how the workers ended, in their own words."""
+
+    outcome: Literal["finished", "stopped", "failed"]
+    retry: bool = False
+    reason: str = ""
+    hint: str = ""
+    step: int | None = None
+    rank: int | None = None
+    at: float = 0.0
+    """Seconds since 1970, by the node's clock."""
+
+
+class NodeFacts(Model):
+    """What one node said, or why it said nothing."""
+
+    cell: int
+    node: int
+    state: SupervisorState | None = None
+    """None: unreachable."""
+    trouble: str = ""
+    """Why it could not be reached."""
+    outcome: Outcome | None = None
+    heartbeat: Heartbeat | None = None
+    """Rebuilt from the node's metrics file, when the relay could not be asked."""
+    lines: tuple[str, ...] = ()
+    """Last log lines of the rank that failed, or of the node."""
+
+
+class Facts(Model):
+    """Everything that was gathered for one look at a run."""
+
+    relay: RelayStatus | None = None
+    """None: the relay did not answer."""
+    relay_trouble: str = ""
+    joint: JointCheckpoint | None = None
+    """The newest, from the ledger's file, when the relay could not be asked."""
+    relay_state: SupervisorState | None = None
+    """Of the relay's own supervisor; None: not known."""
+    tunnels: dict[str, SupervisorState] = Field(default_factory=dict)
+    nodes: tuple[NodeFacts, ...] = ()
+    launcher_alive: bool = False
+
+
+class NodeView(Model):
+    """One node in the status."""
+
+    node: int
+    label: str
+    state: Literal["absent", "starting", "running", "backoff", "stopping", "ended", "lost", "unreachable"]
+    restarts: int = 0
+    detail: str = ""
+
+
+class CellView(Model):
+    """One cell in the status."""
+
+    cell: int
+    name: str
+    site: str
+    state: CellState
+    detail: str = ""
+    """One line: what it waits for, why it failed, why it cannot be reached."""
+    step: int | None = None
+    bits_per_byte: tuple[tuple[int, float], ...] = ()
+    """(step, held-out bits per byte), newest last."""
+    loss: float | None = None
+    """Training loss of the last step, nats per token."""
+    tokens: int | None = None
+    tokens_per_s: float | None = None
+    heartbeat_age_s: float | None = None
+    rounds_sent: int | None = None
+    """Rounds of which the commit names this cell."""
+    rounds_late: int | None = None
+    rounds_skipped: int | None = None
+    restarts: int = 0
+    bytes_up: int | None = None
+    bytes_down: int | None = None
+    source: Literal["relay", "files", "none"] = "none"
+    """Where the figures come from."""
+    nodes: tuple[NodeView, ...] = ()
+
+
+class Culprit(Model):
+    """The first thing that failed; what else ended was stopped because of it."""
+
+    site: str
+    cell: str
+    node: str
+    rank: int | None = None
+    reason: str
+    hint: str = ""
+    lines: tuple[str, ...] = ()
+
+
+class RelayView(Model):
+    """The relay in the status."""
+
+    state: Literal["answering", "unreachable", "ended"]
+    detail: str = ""
+    rounds_committed: int | None = None
+    rounds_empty: int | None = None
+    rounds_open: int | None = None
+    ledger_seq: int | None = None
+
+
+class RunStatus(Model):
+    """One look at a run."""
+
+    run: str
+    state: RunState
+    detail: str = ""
+    """One line that explains the state."""
+    hint: str = ""
+    """The next command, when there is something to do."""
+    attempt: int
+    created: str
+    config_hash: str
+    step: int | None = None
+    """Of the slowest cell."""
+    steps: int
+    eta_s: float | None = None
+    cells: tuple[CellView, ...]
+    relay: RelayView
+    joint_checkpoint: JointCheckpoint | None = None
+    """The newest."""
+    culprit: Culprit | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more will happen by itself."""
+        return self.state in ("finished", "failed", "stopped")

@@ -1,0 +1,159 @@
+"""How things look: exact texts, and never wider than 100 columns."""
+
+from __future__ import annotations
+
+import io
+from datetime import UTC, datetime
+
+import pytest
+
+from islandctl.cli import output
+from islandctl.cli.follow import Lines, exit_code
+from islandctl.cli.look import age, brief, count, duration, size, sparkline, status_view
+from islandctl.runs.status import CellView, Culprit, NodeView, RelayView, RunStatus
+
+
+def view(**changes: object) -> RunStatus:
+    cells = tuple(
+        CellView(
+            cell=index,
+            name=name,
+            site=name,
+            state="training",
+            step=1_234_567,
+            bits_per_byte=tuple((step, 8.0 / (step + 1)) for step in range(60)),
+            tokens_per_s=123_456.0,
+            heartbeat_age_s=86_400.0,
+            rounds_sent=99_999,
+            rounds_late=99_999,
+            rounds_skipped=99_999,
+            restarts=3,
+            source="relay",
+            nodes=(NodeView(node=0, label=f"{name}/local", state="running"),),
+        )
+        for index, name in enumerate(("a-cell-with-a-name-of-forty-two-characters", "west"))
+    )
+    fields: dict[str, object] = {
+        "run": "demo",
+        "state": "running",
+        "attempt": 2,
+        "created": "2030-01-31T12:00:00Z",
+        "config_hash": "c",
+        "step": 1_234_567,
+        "steps": 2_000_000,
+        "eta_s": 3723.0,
+        "cells": cells,
+        "relay": RelayView(state="answering", rounds_committed=12, rounds_empty=1, rounds_open=1),
+    }
+    return RunStatus.model_validate({**fields, **changes})
+
+
+def text(status: RunStatus) -> str:
+    stream = io.StringIO()
+    output.console(stream).print(status_view(status))
+    return stream.getvalue()
+
+
+def test_fits_in_100_columns() -> None:
+    lines = text(view()).splitlines()
+    assert max(len(line) for line in lines) <= output.WIDTH
+    assert "west" in text(view())
+
+
+def test_shows_what_the_user_asks_for() -> None:
+    shown = text(view())
+    for part in (
+        "demo",
+        "running",
+        "1234567/2000000",
+        "ETA 1 h 02 min",
+        "attempt 2",
+        "12 committed, 1 empty, 1 open",
+    ):
+        assert part in shown
+    assert "0.1333 " in shown
+    assert "▁" in shown
+    assert "123 k" in shown
+    assert "training" in shown
+    assert "99999" in shown
+    assert "…" not in shown.splitlines()[-8]
+    assert "last joint checkpoint: none yet" in shown
+    assert "west: restarted 3 times" in shown
+
+
+def test_a_failure_shows_the_culprits_last_lines_and_the_next_command() -> None:
+    culprit = Culprit(
+        site="west", cell="west", node="west/h1", rank=2, reason="disk [full]", lines=("OSError [Errno 28]",)
+    )
+    shown = text(view(state="failed", detail="west: disk [full]", hint="islandctl resume demo", culprit=culprit))
+    assert "last lines of west/h1:" in shown
+    assert "OSError [Errno 28]" in shown
+    assert "west: disk [full]" in shown
+    assert "next: islandctl resume demo" in shown
+
+
+def test_no_escapes_where_no_terminal_is() -> None:
+    assert "\x1b" not in text(view())
+
+
+def test_a_relay_that_ended_with_its_run_is_no_trouble() -> None:
+    shown = text(view(state="finished", relay=RelayView(state="ended", detail="connection refused")))
+    assert "relay: ended with the run" in shown
+    assert "refused" not in shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(None, "-"), (3.4, "3 s"), (130, "2 min 10 s"), (3723, "1 h 02 min"), (187_200, "2 d 4 h")],
+)
+def test_duration(seconds: float | None, expected: str) -> None:
+    assert duration(seconds) == expected
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"), [(None, "-"), (950, "950"), (1234, "1.23 k"), (12_345, "12.3 k"), (4.56e6, "4.56 M")]
+)
+def test_count(number: float | None, expected: str) -> None:
+    assert count(number) == expected
+
+
+def test_brief() -> None:
+    assert [brief(seconds) for seconds in (None, 3.4, 125, 7300, 200_000)] == ["-", "3 s", "2 min", "2 h", "2 d"]
+
+
+def test_size() -> None:
+    assert (size(None), size(12), size(1.5e6)) == ("-", "12 B", "1.50 MB")
+
+
+def test_sparkline() -> None:
+    assert sparkline([]) == ""
+    assert sparkline([1.0]) == ""
+    assert sparkline([1.0, 1.0]) == "▁▁"
+    assert sparkline([8.0, 4.0, 1.0]) == "█▄▁"
+    assert len(sparkline(range(100), width=12)) == 12
+
+
+def test_age() -> None:
+    assert age("2030-01-31T12:00:00Z", datetime(2030, 1, 31, 12, 1, tzinfo=UTC)) == 60.0
+
+
+def test_plain_lines_come_once_an_evaluation() -> None:
+    lines = Lines()
+    first = view(cells=[view().cells[1].model_copy(update={"bits_per_byte": ((0, 8.0),), "cell": 0})], steps=10)
+    then = first.model_copy(
+        update={"cells": (first.cells[0].model_copy(update={"bits_per_byte": ((0, 8.0), (5, 4.0))}),)}
+    )
+    assert list(lines.new(first)) == [
+        "demo: running",
+        "west: step 0/10  8.0000 bits per byte  123 k tokens/s  ETA 1 h 02 min",
+    ]
+    assert list(lines.new(first)) == []
+    assert list(lines.new(then)) == ["west: step 5/10  4.0000 bits per byte  123 k tokens/s  ETA 1 h 02 min"]
+    assert list(lines.new(then.model_copy(update={"state": "degraded", "detail": "west is lost"}))) == [
+        "demo: degraded: west is lost"
+    ]
+
+
+@pytest.mark.parametrize(("state", "code"), [("finished", 0), ("failed", 1), ("stopped", 1)])
+def test_the_exit_code_mirrors_the_outcome(state: str, code: int) -> None:
+    assert exit_code(view(state=state)) == code

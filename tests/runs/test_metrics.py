@@ -1,0 +1,55 @@
+"""Figures from a metrics file."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from islandctl.runs.metrics import heartbeat_from
+
+
+def lines(*entries: dict[str, Any]) -> bytes:
+    return b"".join(json.dumps(entry).encode() + b"\n" for entry in entries)
+
+
+TRAIN = {"kind": "train", "attempt": 1, "step": 7, "loss": 2.5, "tokens": 700, "tokens_per_s": 50.0}
+EVAL = {"kind": "eval", "attempt": 1, "step": 5, "bits_per_byte": 4.0}
+
+
+def test_the_newest_figures() -> None:
+    beat = heartbeat_from(
+        lines(
+            EVAL,
+            TRAIN,
+            {"kind": "exchange", "attempt": 1, "step": 7, "rounds_applied": 3, "rounds_skipped": 1, "rounds_late": 2},
+        ),
+        cell=1,
+        attempt=1,
+        steps=10,
+    )
+    assert beat is not None
+    assert (beat.step, beat.tokens_per_s, beat.loss, beat.bits_per_byte) == (7, 50.0, 2.5, ((5, 4.0),))
+    assert (beat.rounds_applied, beat.rounds_skipped, beat.rounds_late) == (3, 1, 2)
+    assert beat.state == "training"
+
+
+def test_cut_lines_and_noise_are_passed_over() -> None:
+    content = b'"loss": 3}\nnot json\n[1]\n{"kind": "train"}\n' + lines(TRAIN) + b'{"kind": "tr'
+    beat = heartbeat_from(content, cell=0, attempt=1, steps=10)
+    assert beat is not None
+    assert beat.step == 7
+
+
+def test_figures_of_an_earlier_attempt_are_history_only() -> None:
+    assert heartbeat_from(lines(EVAL, TRAIN), cell=0, attempt=2, steps=10) is None
+    beat = heartbeat_from(lines(EVAL, TRAIN, {**TRAIN, "attempt": 2, "step": 6}), cell=0, attempt=2, steps=10)
+    assert beat is not None
+    assert (beat.step, beat.bits_per_byte) == (6, ((5, 4.0),))
+
+
+def test_the_end_is_told() -> None:
+    beat = heartbeat_from(
+        lines(TRAIN, {"kind": "end", "attempt": 1, "step": 10, "outcome": "finished"}), cell=0, attempt=1, steps=10
+    )
+    assert beat is not None
+    assert (beat.state, beat.step) == ("finished", 10)
