@@ -234,19 +234,15 @@ class Rounds:
 
     def stored(self, header: PacketHeader, packet_hash: str, now: float) -> None:
         """A fact: a packet that ``judge`` welcomed (now, or before a restart) lies on disk."""
-        self.remember_base(header)
+        if header.version == self.versions[header.fragment]:
+            base = _Base(header.base, header.cell, header.window)
+            self._bases.setdefault((header.fragment, header.chunk), base)
         key = (header.fragment, header.window)
         if key in self.closed:
             return
         opened = self._open.setdefault(key, _Round(header.version, header.num_chunks, now))
         parts = opened.cells.setdefault(header.cell, _Parts(header.tokens))
         parts.hashes[header.chunk] = packet_hash
-
-    def remember_base(self, header: PacketHeader) -> None:
-        """A fact: a stored packet at the present version builds on ``header.base``."""
-        if header.version == self.versions[header.fragment]:
-            base = _Base(header.base, header.cell, header.window)
-            self._bases.setdefault((header.fragment, header.chunk), base)
 
     # Commits
 
