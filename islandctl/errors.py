@@ -12,6 +12,7 @@
         ├── ExchangeError     1    a round could not be carried out
         │   └── DivergenceError 1  replicas no longer agree
         ├── CheckpointError   1    a checkpoint cannot be written or trusted
+        ├── LedgerError       1    the run's trace is broken
         └── RelayError        1    the relay refused a request
 
 A message names the place (file:line:column, or site/node/rank); the hint is what to type or do next.
@@ -88,6 +89,10 @@ class DivergenceError(ExchangeError):
 
 class CheckpointError(RunError):
     """A checkpoint cannot be written, found or trusted."""
+
+
+class LedgerError(RunError):
+    """The ledger's chain is broken: an entry was lost, changed or put in. The message names it."""
 
 
 class RelayError(RunError):

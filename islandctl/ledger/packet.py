@@ -69,6 +69,29 @@ def pack(header: PacketHeader, payload: bytes) -> bytes:
     return _PREFIX.pack(MAGIC, FORMAT, len(head)) + head + payload
 
 
+def read_header(start: bytes | bytearray | memoryview) -> tuple[PacketHeader, int] | None:
+    """Read the header from a packet's first bytes.
+
+    Returns:
+        (header, offset of the payload), or None when more bytes are needed.
+
+    Raises:
+        ExchangeError: these bytes cannot begin a packet.
+    """
+    if len(start) < _PREFIX.size:
+        return None
+    magic, version, length = _PREFIX.unpack(start[: _PREFIX.size])
+    if magic != MAGIC or version != FORMAT or length > MAX_HEADER_BYTES:
+        raise ExchangeError("not a packet of this format (wrong magic, version or header length)")
+    end = _PREFIX.size + length
+    if len(start) < end:
+        return None
+    try:
+        return PacketHeader.model_validate_json(bytes(start[_PREFIX.size : end])), end
+    except ValidationError as error:
+        raise ExchangeError(f"damaged packet header: {error.error_count()} faults") from error
+
+
 def unpack(packet: bytes | memoryview) -> tuple[PacketHeader, memoryview]:
     """Split a packet and check its payload against the header's hash and length.
 
@@ -76,16 +99,11 @@ def unpack(packet: bytes | memoryview) -> tuple[PacketHeader, memoryview]:
         ExchangeError: not a packet, cut short, or damaged.
     """
     view = memoryview(packet)
-    if len(view) < _PREFIX.size:
-        raise ExchangeError(f"not a packet: {len(view)} bytes")
-    magic, version, length = _PREFIX.unpack(view[: _PREFIX.size])
-    if magic != MAGIC or version != FORMAT or length > MAX_HEADER_BYTES:
-        raise ExchangeError("not a packet of this format (wrong magic, version or header length)")
-    try:
-        header = PacketHeader.model_validate_json(bytes(view[_PREFIX.size : _PREFIX.size + length]))
-    except ValidationError as error:
-        raise ExchangeError(f"damaged packet header: {error.error_count()} faults") from error
-    payload = view[_PREFIX.size + length :]
+    found = read_header(view)
+    if found is None:
+        raise ExchangeError(f"not a packet, or cut short: {len(view)} bytes")
+    header, offset = found
+    payload = view[offset:]
     if len(payload) != header.payload_bytes or digest(payload) != header.payload_hash:
         raise ExchangeError(
             f"damaged packet: cell {header.cell}, fragment {header.fragment}, window {header.window}, "

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from islandctl.config.model import Model
+from islandctl.ledger.joint import JointCheckpoint
+
+__all__ = ["CellStatus", "Heartbeat", "JointCheckpoint", "RelayStatus"]
 
 
 class Heartbeat(Model):
-    """A cell's short sign of life, sent by its rank 0. The relay keeps the last one of each cell."""
+    """A cell's short sign of life, sent by its rank 0. The relay keeps the last one of each cell.
+
+    A loss may be infinite or no number; JSON then holds ``Infinity`` or ``NaN``, as Python reads and writes them.
+    """
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
 
     attempt: int
     cell: int
@@ -52,18 +60,10 @@ class CellStatus(Model):
     bytes_down: int = 0
 
 
-class JointCheckpoint(Model):
-    """A step at which every cell has registered a checkpoint with equal versions."""
-
-    attempt: int
-    step: int
-    manifests: tuple[str, ...]
-    """In cell order."""
-    versions: tuple[int, ...]
-
-
 class RelayStatus(Model):
     """The relay's whole view of the run."""
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
 
     run: str
     config_hash: str

@@ -1,0 +1,194 @@
+"""A relay inside this process: the same rounds and rules, packets and ledger in memory. For notebooks and tests."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from islandctl.config.recipe import Late
+from islandctl.errors import ExchangeError, RelayError
+from islandctl.ledger.entries import Entry
+from islandctl.ledger.packet import PacketHeader, digest, unpack
+from islandctl.relay.messages import Heartbeat, RelayStatus
+from islandctl.relay.rounds import Refusal
+from islandctl.relay.service import Place, Service
+
+
+class MemoryArchive:
+    """Packets and entries in dictionaries. Handing it to a new relay is what a restart does."""
+
+    def __init__(self) -> None:
+        self.packets: dict[Place, bytes] = {}
+        self.ledger: list[Entry] = []
+
+    def entries(self, after: int, limit: int) -> Sequence[Entry]:
+        """Entries with seq > ``after``, at most ``limit``."""
+        return self.ledger[max(0, after + 1) : max(0, after + 1) + limit]
+
+    def append(self, entry: Entry) -> None:
+        """Keep an entry."""
+        self.ledger.append(entry)
+
+    def packet_hash(self, place: Place) -> str | None:
+        """blake3 of the packet there; None: nothing is."""
+        packet = self.packets.get(place)
+        return None if packet is None else digest(packet)
+
+    def header(self, place: Place) -> PacketHeader:
+        """The stored packet's header."""
+        return unpack(self.packets[place])[0]
+
+    def places(self, attempt: int) -> Sequence[Place]:
+        """All packets of the attempt."""
+        return [place for place in self.packets if place[0] == attempt]
+
+
+class InProcessRelay:
+    """One run's relay without sockets or files.
+
+    Args:
+        run, config_hash, cells, num_fragments: which run this is; packets of another are refused.
+        late: what happens when a cell's packet does not come.
+        archive: what a relay before this one held, to go on from there.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        config_hash: str,
+        cells: Sequence[str],
+        num_fragments: int,
+        *,
+        late: Late | None = None,
+        archive: MemoryArchive | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.archive = archive or MemoryArchive()
+        self.clock = clock
+        self._changed = threading.Condition()
+        self.service = Service(
+            self.archive,
+            run=run,
+            config_hash=config_hash,
+            cells=cells,
+            num_fragments=num_fragments,
+            late=late or Late(),
+            clock=clock,
+        )
+        self.service.on_entry(self._wake)
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def transport(self, cell: int) -> InProcessTransport:
+        """The relay as ``cell`` sees it; fulfils ``exchange.transport.Transport``."""
+        return InProcessTransport(self, cell)
+
+    def status(self) -> RelayStatus:
+        """The whole view of the run."""
+        return self.service.status()
+
+    def stop(self, reason: str) -> Entry:
+        """Ask all cells to checkpoint and end."""
+        return self.service.stop(reason)
+
+    def rewind(self, step: int, manifests: Sequence[str], versions: Sequence[int]) -> Entry:
+        """Begin a new attempt at a joint checkpoint.
+
+        Raises:
+            RelayError: ``not-joint``, ``invalid``.
+        """
+        try:
+            return self.service.rewind(step, tuple(manifests), tuple(versions))
+        except Refusal as refusal:
+            raise _error(refusal) from refusal
+
+    def wait(self, after: int, wait_s: float, limit: int) -> Sequence[Entry]:
+        """Entries with seq > ``after``; waits for the first, and lets deadlines pass meanwhile."""
+        end = self.clock() + wait_s
+        while True:
+            next_s = self.service.tick()
+            with self._changed:
+                found = self.service.entries(after, limit)
+                now = self.clock()
+                if found or now >= end:
+                    return found
+                self._changed.wait(max(0.001, end - now if next_s is None else min(end - now, next_s)))
+
+
+class InProcessTransport:
+    """One cell's access to an ``InProcessRelay``. Thread-safe; has the calls of ``RelayClient`` that cells use."""
+
+    def __init__(self, relay: InProcessRelay, cell: int) -> None:
+        self._relay = relay
+        self._service = relay.service
+        self.cell = cell
+
+    def put(self, packet: bytes) -> None:
+        """Store one packet, once. See ``Transport.put``."""
+        try:
+            header, _ = unpack(packet)
+        except ExchangeError as error:
+            raise RelayError(error.message, code="damaged") from error
+        place = (header.attempt, header.fragment, header.window, header.cell, header.chunk)
+        content = bytes(packet)
+        try:
+            self._service.expect(place, self.cell)
+            keep = self._relay.archive.packets.setdefault
+            self._service.put(header, digest(content), len(content), lambda: _ignore(keep(place, content)))
+        except Refusal as refusal:
+            raise _error(refusal) from refusal
+
+    def fetch(self, attempt: int, fragment: int, window: int, cell: int, chunk: int) -> bytes:
+        """The packet's bytes. See ``Transport.fetch``."""
+        place = (attempt, fragment, window, cell, chunk)
+        try:
+            self._service.check_readable(place, self.cell)
+        except Refusal as refusal:
+            raise _error(refusal) from refusal
+        packet = self._relay.archive.packets.get(place)
+        if packet is None:
+            raise RelayError(f"no packet of cell {cell} for fragment {fragment}, window {window}", code="unknown")
+        self._service.bytes_down[self.cell] += len(packet)
+        return packet
+
+    def entries(self, after: int, wait_s: float) -> Sequence[Entry]:
+        """Ledger entries with seq > ``after``. See ``Transport.entries``."""
+        return self._relay.wait(after, wait_s, 1000)
+
+    def heartbeat(self, heartbeat: Heartbeat) -> None:
+        """Tell a sign of life.
+
+        Raises:
+            RelayError: ``held_out``.
+        """
+        try:
+            self._service.heartbeat(heartbeat)
+        except Refusal as refusal:
+            raise _error(refusal) from refusal
+
+    def register_checkpoint(self, step: int, manifest: str, versions: Sequence[int], attempt: int) -> Entry:
+        """Tell that a checkpoint is whole on disk.
+
+        Raises:
+            RelayError: ``stale``, ``halted``, ``invalid``.
+        """
+        try:
+            return self._service.checkpoint(attempt, self.cell, step, manifest, tuple(versions))
+        except Refusal as refusal:
+            raise _error(refusal) from refusal
+
+    def halt(self, reason: str, fragment: int | None = None, window: int | None = None) -> Entry:
+        """Stop the whole run: it must not go on."""
+        return self._service.halt(self.cell, reason, fragment, window)
+
+
+def _ignore(_: object) -> None:
+    """A lambda's value that nobody needs."""
+
+
+def _error(refusal: Refusal) -> RelayError:
+    return RelayError(refusal.message, code=refusal.code)

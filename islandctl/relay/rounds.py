@@ -1,0 +1,402 @@
+"""The relay's rounds: which packets are welcome, when a round is committed, and what the commit names.
+
+Nothing here does I/O or reads a clock. The state changes only by facts that are durable already: ``stored`` (a
+packet lies on disk) and ``record`` (an entry stands in the ledger). Everything else asks the state and gives back
+what should become a fact: ``judge`` for a packet that arrives, ``due`` for the next commit, ``checkpoint``, ``stop``,
+``halt`` and ``rewind`` for what cells and controller ask for. So a relay that was killed at any moment is rebuilt
+from its ledger and its packets, and decides as before.
+
+When a round is committed, with K the late policy's ``windows``:
+
+========================================  =====================================================
+all cells' packets are there              at once, naming all (``complete``)
+all that is missing belongs to cells      ``then: alone``: at once, naming those that are there (``alone``);
+that are away (K windows missed)          ``then: wait``: the round stays open until they are back
+another cell's packet is missing          at the deadline after the first packet: empty (``deadline``)
+the fragment has moved on in another      at once: empty (``deadline``): its packets are on an old anchor
+window
+========================================  =====================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from islandctl.config.recipe import Late
+from islandctl.ledger.entries import Checkpoint, Commit, Contribution, Entry, Genesis, Halt, Rewind, Stop
+from islandctl.ledger.joint import JointCheckpoint, Lineage
+from islandctl.ledger.packet import PacketHeader
+
+
+class Refusal(Exception):
+    """A request that the relay does not carry out. ``code`` is for programs, ``message`` for people."""
+
+    def __init__(self, code: str, message: str, *, halt: Halt | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.halt = halt
+        """An entry that must be written because of this request."""
+
+
+class Welcome(Enum):
+    """What to do with a packet that is not refused."""
+
+    STORE = "store"
+    SAME = "same"
+    """The same bytes are stored already."""
+
+
+@dataclass
+class _Parts:
+    """What one cell has put into one round."""
+
+    tokens: int
+    hashes: dict[int, str] = field(default_factory=dict)
+    """Chunk → hash of the packet."""
+
+
+@dataclass
+class _Round:
+    """A round without a commit."""
+
+    version: int
+    num_chunks: int
+    first_at: float
+    cells: dict[int, _Parts] = field(default_factory=dict)
+
+    def complete(self, cell: int) -> bool:
+        return cell in self.cells and len(self.cells[cell].hashes) == self.num_chunks
+
+
+@dataclass(frozen=True)
+class _Base:
+    """What a cell says that a chunk's packets build on."""
+
+    base: str
+    cell: int
+    window: int
+
+
+@dataclass(frozen=True)
+class Closed:
+    """A committed round."""
+
+    seq: int
+    version: int
+    named: frozenset[int]
+
+
+@dataclass
+class Counts:
+    """Commits of the present attempt."""
+
+    committed: int = 0
+    """Naming at least one cell."""
+    empty: int = 0
+    partial: int = 0
+    """Naming some cells, not all."""
+
+
+class Rounds:
+    """The state of all rounds of one run.
+
+    Args:
+        genesis: the ledger's first entry: run, configuration hash, cells, number of fragments.
+        late: what happens when a cell's packet does not come.
+    """
+
+    def __init__(self, genesis: Genesis, late: Late) -> None:
+        self.genesis = genesis
+        self.late = late
+        self.num_cells = len(genesis.cells)
+        self.lineage = Lineage(self.num_cells)
+        self.head: Entry = genesis
+        self._begin(1, (0,) * genesis.num_fragments)
+
+    def _begin(self, attempt: int, versions: tuple[int, ...]) -> None:
+        self.attempt = attempt
+        self.versions = list(versions)
+        self.closed: dict[tuple[int, int], Closed] = {}
+        self.counts = Counts()
+        self.last_commit: Commit | None = None
+        self.halted: Halt | None = None
+        self.stopping: Stop | None = None
+        self._open: dict[tuple[int, int], _Round] = {}
+        self._missed: dict[int, set[int]] = {cell: set() for cell in range(self.num_cells)}
+        self._bases: dict[tuple[int, int], _Base] = {}  # of the present versions: (fragment, chunk) → base
+
+    # What is true now
+
+    @property
+    def num_open(self) -> int:
+        """Rounds that wait for packets."""
+        return len(self._open)
+
+    @property
+    def joint(self) -> list[JointCheckpoint]:
+        """The joint checkpoints that the run can go back to, oldest first."""
+        return self.lineage.joint
+
+    def away(self, cell: int) -> bool:
+        """Has the cell missed so many windows that the late policy decides without it?
+
+        A packet in an open round brings it back.
+        """
+        missed = len(self._missed[cell]) >= self.late.windows
+        return missed and not any(cell in each.cells for each in self._open.values())
+
+    def next_deadline(self) -> float | None:
+        """When ``due`` may have something new without any event, on the clock of ``stored``."""
+        waiting = [each.first_at for key, each in self._open.items() if self._has_deadline(key)]
+        return min(waiting) + self.late.deadline if waiting and self.halted is None else None
+
+    def check_readable(self, attempt: int, fragment: int, window: int, cell: int, reader: int | None) -> None:
+        """May ``reader`` (a cell; None: the controller) have the packet of ``cell`` now?
+
+        Its own cell always, everyone once the round is decided. What an attempt that is over left undecided may be
+        put again in the present one, so other cells get none of it.
+
+        Raises:
+            Refusal: ``early``, ``stale``.
+        """
+        if reader == cell or (reader is None and attempt < self.attempt):
+            return
+        self._check_attempt(attempt)
+        if (fragment, window) not in self.closed:
+            raise Refusal("early", f"fragment {fragment}, window {window} is not committed yet")
+
+    # Packets
+
+    def judge(self, header: PacketHeader, packet_hash: str, stored_hash: str | None) -> Welcome:
+        """Is this packet welcome?
+
+        Args:
+            header: of the packet, whose payload matches it.
+            packet_hash: blake3 of the whole packet.
+            stored_hash: hash of what is stored at its place already.
+
+        Raises:
+            Refusal: ``foreign``, ``invalid``, ``halted``, ``stale``, ``exists``, ``closed``.
+        """
+        self._check_shape(header)
+        where = f"fragment {header.fragment}, window {header.window}"
+        self._check_going()
+        self._check_attempt(header.attempt)
+        if stored_hash is not None:
+            if stored_hash == packet_hash:
+                return Welcome.SAME
+            raise Refusal("exists", f"other bytes of chunk {header.chunk} are stored for {where} already")
+        key = (header.fragment, header.window)
+        if key in self.closed:
+            raise Refusal("closed", f"{where}: committed as entry {self.closed[key].seq}, without this packet")
+        current = self.versions[header.fragment]
+        if header.version != current:
+            raise Refusal("stale", f"{where}: builds on version {header.version}, the anchor is at {current}")
+        self._check_agrees(header, self._open.get(key))
+        return Welcome.STORE
+
+    def _check_shape(self, header: PacketHeader) -> None:
+        if header.run != self.genesis.run or header.config_hash != self.genesis.config_hash:
+            what = "run" if header.run != self.genesis.run else "configuration"
+            raise Refusal("foreign", f"the packet belongs to another {what}")
+        if header.cell >= self.num_cells:
+            raise Refusal("invalid", f"cell {header.cell}: the run has cells 0 to {self.num_cells - 1}")
+        if header.fragment >= self.genesis.num_fragments:
+            raise Refusal("invalid", f"fragment {header.fragment}: the run has {self.genesis.num_fragments}")
+        if header.chunk >= header.num_chunks:
+            raise Refusal("invalid", f"chunk {header.chunk} of {header.num_chunks}")
+
+    def _check_agrees(self, header: PacketHeader, opened: _Round | None) -> None:
+        """With the cell's other chunks, and with what the other cells build on."""
+        where = f"fragment {header.fragment}, window {header.window}, chunk {header.chunk}"
+        name = self.genesis.cells[header.cell]
+        if opened is not None:
+            if header.version != opened.version:
+                raise Refusal("stale", f"{where}: the round was opened at version {opened.version}")
+            if header.num_chunks != opened.num_chunks:
+                raise Refusal("invalid", f"{where}: cell {name} counts {header.num_chunks} chunks, the round has "
+                              f"{opened.num_chunks}")  # fmt: skip
+            parts = opened.cells.get(header.cell)
+            if parts is not None and parts.tokens != header.tokens:
+                raise Refusal("invalid", f"{where}: cell {name} says {header.tokens} tokens, in another chunk "
+                              f"{parts.tokens}")  # fmt: skip
+        base = self._bases.get((header.fragment, header.chunk))
+        if base is not None and base.base != header.base:
+            other = f"cell {self.genesis.cells[base.cell]} (window {base.window})"
+            reason = f"{where}: cells {name} and {other} build on different anchors at version {header.version}"
+            if base.cell == header.cell:
+                reason = f"{where}: cell {name} builds on another anchor than in window {base.window}, same version"
+            raise Refusal("halted", reason, halt=self.halt(header.cell, reason, header.fragment, header.window))
+
+    def stored(self, header: PacketHeader, packet_hash: str, now: float) -> None:
+        """A fact: a packet that ``judge`` welcomed (now, or before a restart) lies on disk."""
+        self.remember_base(header)
+        key = (header.fragment, header.window)
+        if key in self.closed:
+            return
+        opened = self._open.setdefault(key, _Round(header.version, header.num_chunks, now))
+        parts = opened.cells.setdefault(header.cell, _Parts(header.tokens))
+        parts.hashes[header.chunk] = packet_hash
+
+    def remember_base(self, header: PacketHeader) -> None:
+        """A fact: a stored packet at the present version builds on ``header.base``."""
+        if header.version == self.versions[header.fragment]:
+            base = _Base(header.base, header.cell, header.window)
+            self._bases.setdefault((header.fragment, header.chunk), base)
+
+    # Commits
+
+    def due(self, now: float) -> Commit | None:
+        """The next commit that should be written, if one is due. Ask again after it is recorded."""
+        if self.halted is not None:
+            return None
+        for key in sorted(self._open, key=lambda key: (key[1], key[0])):
+            commit = self._decide(key, now)
+            if commit is not None:
+                return commit
+        return None
+
+    def _decide(self, key: tuple[int, int], now: float) -> Commit | None:
+        opened = self._open[key]
+        there = [cell for cell in range(self.num_cells) if opened.complete(cell)]
+        missing = tuple(cell for cell in range(self.num_cells) if cell not in there)
+        if opened.version != self.versions[key[0]]:
+            return self._commit(key, (), missing, "deadline")
+        if not missing:
+            return self._commit(key, there, missing, "complete")
+        if all(self.away(cell) for cell in missing):
+            return self._commit(key, there, missing, "alone") if self.late.then == "alone" else None
+        if now >= opened.first_at + self.late.deadline:
+            return self._commit(key, (), missing, "deadline")
+        return None
+
+    def _has_deadline(self, key: tuple[int, int]) -> bool:
+        missing = (cell for cell in range(self.num_cells) if not self._open[key].complete(cell))
+        return not all(self.away(cell) for cell in missing)
+
+    def _commit(
+        self, key: tuple[int, int], there: list[int] | tuple[()], missing: tuple[int, ...], reason: str
+    ) -> Commit:
+        opened = self._open[key]
+        named = tuple(
+            Contribution(
+                cell=cell,
+                tokens=opened.cells[cell].tokens,
+                chunks=tuple(opened.cells[cell].hashes[chunk] for chunk in range(opened.num_chunks)),
+            )
+            for cell in there
+        )
+        version = self.versions[key[0]] + (1 if named else 0)
+        return Commit.model_validate(
+            self._draft()
+            | {"fragment": key[0], "window": key[1], "version": version, "named": named, "missing": missing}
+            | {"reason": reason}
+        )
+
+    # What cells and controller ask for: the entry that should be written
+
+    def checkpoint(self, attempt: int, cell: int, step: int, manifest: str, versions: tuple[int, ...]) -> Checkpoint:
+        """A cell's checkpoint is whole on its disk. An entry that stands already is given back as it is.
+
+        Raises:
+            Refusal: ``invalid``, ``stale``, ``halted`` (the state may be diverged).
+        """
+        if len(versions) != self.genesis.num_fragments:
+            raise Refusal("invalid", f"{len(versions)} versions for {self.genesis.num_fragments} fragments")
+        self._check_going()
+        self._check_attempt(attempt)
+        known = self.lineage.registered(step, cell)
+        if known is not None and (known.manifest, known.versions) == (manifest, versions):
+            return known
+        return Checkpoint(**self._draft(), cell=cell, step=step, manifest=manifest, versions=versions)
+
+    def stop(self, reason: str) -> Stop:
+        """The run should stop. A stop that stands already is given back as it is."""
+        return self.stopping or Stop(**self._draft(), reason=reason)
+
+    def halt(self, cell: int, reason: str, fragment: int | None = None, window: int | None = None) -> Halt:
+        """The run must not go on. A halt that stands already is given back as it is."""
+        return self.halted or Halt(**self._draft(), cell=cell, fragment=fragment, window=window, reason=reason)
+
+    def rewind(self, step: int, manifests: tuple[str, ...], versions: tuple[int, ...]) -> Rewind:
+        """All cells go back to a joint checkpoint; step 0 without manifests: to the beginning.
+
+        The same rewind again, with nothing in between, is given back as it is.
+
+        Raises:
+            Refusal: ``invalid``, ``not-joint``.
+        """
+        head = self.head
+        if isinstance(head, Rewind) and (head.step, head.manifests, head.versions) == (step, manifests, versions):
+            return head
+        if step == 0 and not manifests:
+            if any(versions) or len(versions) != self.genesis.num_fragments:
+                raise Refusal("invalid", "a rewind to the beginning takes version 0 of every fragment")
+        elif not any((one.step, one.manifests, one.versions) == (step, manifests, versions) for one in self.joint):
+            steps = ", ".join(str(one.step) for one in self.joint) or "none"
+            raise Refusal("not-joint", f"step {step} is no joint checkpoint with these manifests (joint: {steps})")
+        draft = self._draft() | {"attempt": self.attempt + 1}
+        return Rewind.model_validate(draft | {"step": step, "manifests": manifests, "versions": versions})
+
+    def _check_going(self) -> None:
+        if self.halted is not None:
+            raise Refusal("halted", f"the run is halted: {self.halted.reason}")
+
+    def _check_attempt(self, attempt: int) -> None:
+        if attempt != self.attempt:
+            raise Refusal("stale", f"belongs to attempt {attempt}, the run is at attempt {self.attempt}")
+
+    def _draft(self) -> dict[str, Any]:
+        """What the border fills in: time and chain."""
+        return {"seq": self.head.seq + 1, "attempt": self.attempt, "at": "", "previous": self.head.hash}
+
+    # Entries
+
+    def record(self, entry: Entry, heard: frozenset[int] = frozenset()) -> None:
+        """A fact: the entry stands in the ledger.
+
+        Args:
+            entry: the ledger's newest.
+            heard: for a commit that is read again after a restart: the cells that have a packet in its round.
+        """
+        self.head = entry
+        self.lineage.add(entry)
+        if isinstance(entry, Commit):
+            self._record_commit(entry, heard)
+        elif isinstance(entry, Rewind):
+            self._begin(entry.attempt, entry.versions)
+        elif isinstance(entry, Stop):
+            self.stopping = entry
+        elif isinstance(entry, Halt):
+            self.halted = entry
+
+    def _record_commit(self, entry: Commit, heard: frozenset[int]) -> None:
+        key = (entry.fragment, entry.window)
+        opened = self._open.pop(key, None)
+        named = frozenset(one.cell for one in entry.named)
+        self.closed[key] = Closed(entry.seq, entry.version, named)
+        self.last_commit = entry
+        if entry.version != self.versions[entry.fragment]:
+            self.versions[entry.fragment] = entry.version
+            self._bases = {at: base for at, base in self._bases.items() if at[0] != entry.fragment}
+        for cell in heard | named | frozenset(opened.cells if opened else ()):
+            self._missed[cell].clear()
+        for cell in entry.missing:
+            self._missed[cell].add(entry.window)
+        self.counts.committed += bool(named)
+        self.counts.empty += not named
+        self.counts.partial += bool(named) and bool(entry.missing)
+
+    def undecided(self, places: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
+        """Of these (fragment, window), the rounds whose packets a restart must read: open, or empty at the
+        present version (their bases still bind)."""
+        return {
+            key
+            for key in places
+            if key not in self.closed
+            or (not self.closed[key].named and self.closed[key].version == self.versions[key[0]])
+        }
