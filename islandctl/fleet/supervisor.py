@@ -474,6 +474,8 @@ def start(folder: str, python: str) -> dict[str, Any]:
     The answer holds ``started`` and ``supervisor_pid``, or ``reason`` when it was refused.
     """
     folder = os.path.abspath(folder)
+    if not os.path.isdir("/proc/self"):
+        return {"started": False, "alive": False, "reason": "the supervisor needs Linux (there is no /proc)"}
     state = read_json(os.path.join(folder, "state.json"))
     if state is not None and lives(state):
         return {"started": False, "alive": True, "reason": f"supervisor {state['supervisor_pid']} runs already"}

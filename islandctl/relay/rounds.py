@@ -154,12 +154,20 @@ class Rounds:
         waiting = [each.first_at for key, each in self._open.items() if self._has_deadline(key)]
         return min(waiting) + self.late.deadline if waiting and self.halted is None else None
 
-    def may_read(self, attempt: int, fragment: int, window: int, cell: int, reader: int | None) -> bool:
+    def check_readable(self, attempt: int, fragment: int, window: int, cell: int, reader: int | None) -> None:
         """May ``reader`` (a cell; None: the controller) have the packet of ``cell`` now?
 
-        Its own cell always; everyone once the round is decided, or can no longer count.
+        Its own cell always, everyone once the round is decided. What an attempt that is over left undecided may be
+        put again in the present one, so other cells get none of it.
+
+        Raises:
+            Refusal: ``early``, ``stale``.
         """
-        return reader == cell or attempt < self.attempt or (fragment, window) in self.closed
+        if reader == cell or (reader is None and attempt < self.attempt):
+            return
+        self._check_attempt(attempt)
+        if (fragment, window) not in self.closed:
+            raise Refusal("early", f"fragment {fragment}, window {window} is not committed yet")
 
     # Packets
 
@@ -226,19 +234,15 @@ class Rounds:
 
     def stored(self, header: PacketHeader, packet_hash: str, now: float) -> None:
         """A fact: a packet that ``judge`` welcomed (now, or before a restart) lies on disk."""
-        self.remember_base(header)
+        if header.version == self.versions[header.fragment]:
+            base = _Base(header.base, header.cell, header.window)
+            self._bases.setdefault((header.fragment, header.chunk), base)
         key = (header.fragment, header.window)
         if key in self.closed:
             return
         opened = self._open.setdefault(key, _Round(header.version, header.num_chunks, now))
         parts = opened.cells.setdefault(header.cell, _Parts(header.tokens))
         parts.hashes[header.chunk] = packet_hash
-
-    def remember_base(self, header: PacketHeader) -> None:
-        """A fact: a stored packet at the present version builds on ``header.base``."""
-        if header.version == self.versions[header.fragment]:
-            base = _Base(header.base, header.cell, header.window)
-            self._bases.setdefault((header.fragment, header.chunk), base)
 
     # Commits
 

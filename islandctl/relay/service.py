@@ -213,14 +213,9 @@ class Service:
             return welcome
 
     def check_readable(self, place: Place, role: int | None) -> None:
-        """May this role (a cell; None: the controller) read the packet now?
-
-        Raises:
-            Refusal: ``early``.
-        """
+        """See ``Rounds.check_readable``."""
         with self._lock:
-            if not self._rounds.may_read(place[0], place[1], place[2], place[3], role):
-                raise Refusal("early", f"fragment {place[1]}, window {place[2]} is not committed yet")
+            self._rounds.check_readable(*place[:4], reader=role)
 
     def entries(self, after: int, limit: int) -> Sequence[Entry]:
         """Entries with seq > ``after`` in order, at most ``limit``; none when there are none yet."""

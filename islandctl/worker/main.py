@@ -1,21 +1,17 @@
-"""The worker's life on one rank, from cell.json to outcome.json. The loop reads from top to bottom."""
+"""The worker's life on one rank, from the first evaluation to the last checkpoint. It reads from top to bottom."""
 
 from __future__ import annotations
 
 import logging
-import os
-import sys
 import time
 from collections import deque
 from contextlib import ExitStack
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
-
-from pydantic import ValidationError
 
 from islandctl.config.job import CellJob
 from islandctl.config.paths import CellFolder
-from islandctl.errors import CheckpointError, ConfigError, IslandError, RelayError
+from islandctl.errors import CheckpointError, IslandError, RelayError
 from islandctl.ledger.entries import Halt
 from islandctl.relay.client import RelayClient
 from islandctl.worker import checkpoint as checkpoints
@@ -25,13 +21,12 @@ from islandctl.worker.checkpoint import TrainingState
 from islandctl.worker.data import read_text
 from islandctl.worker.links import connect, join, read_all, read_ledger
 from islandctl.worker.metrics import Metrics
-from islandctl.worker.outcome import Outcome, write_outcome
+from islandctl.worker.outcome import Outcome
 from islandctl.worker.parallel import Ranks
 from islandctl.worker.reporter import Reporter, first_heartbeat, registered
-from islandctl.worker.wishes import Stopped, Wishes
+from islandctl.worker.wishes import Wishes
 
 log = logging.getLogger("islandctl.worker")
-NODE_VARIABLE = "ISLANDCTL_NODE_FOLDER"
 FAREWELL_S = 60.0
 """How long the end waits for the relay to hear of the last checkpoint. It is on disk in any case."""
 
@@ -103,17 +98,21 @@ class Worker:
             if self.step % evaluation.every == 0:
                 self.evaluate()
             reason, save = self.asked()
-            if reason or save or self.step % every == 0:
-                self.save()
+            if (reason or save or self.step % every == 0) and (problem := self.save()) and reason:
+                reason = f"{reason}, but {problem}; a resume begins at the checkpoint before"
 
-        if not reason:
-            with self.reporter.doing("waiting"):
-                self.island.finish()
-            self.note_exchange()
-            self.evaluate()
-            self.save()
-            return Outcome.ended("finished", f"all {self.step} steps are done", step=self.step)
-        return Outcome.ended("stopped", reason, step=self.step)
+        if reason:
+            return Outcome.ended("stopped", reason, step=self.step)
+        with self.reporter.doing("waiting"):
+            self.island.finish()
+        self.note_exchange()
+        self.evaluate()
+        if problem := self.save():
+            raise CheckpointError(
+                f"all {self.step} steps are done, but {problem}",
+                hint=f"free space in {self.checkpoint_folder} and run islandctl resume",
+            )
+        return Outcome.ended("finished", f"all {self.step} steps are done", step=self.step)
 
     def restore(self) -> None:
         """Take the state from the right checkpoint, if there is one, and catch up with the ledger."""
@@ -180,8 +179,12 @@ class Worker:
         reason = "stopped on request" if stop or alone_stop else "stopped by a signal" if signalled else ""
         return reason, bool(save)
 
-    def save(self) -> None:
-        """Write a checkpoint and tell the relay. A full disk costs this checkpoint, not the training."""
+    def save(self) -> str:
+        """Write a checkpoint and tell the relay. A full disk costs this checkpoint, not the training.
+
+        Returns:
+            What went wrong; empty when nothing did.
+        """
         began = time.monotonic()
         state = TrainingState(
             run=self.job.run,
@@ -208,11 +211,12 @@ class Worker:
             log.error("%s; the last one stands, and the next is tried as planned (is the disk full?)", message)
             self.note("checkpoint", error=error.message)
             self.reporter.update(message=message)
-            return
+            return message
         self.note("checkpoint", path=saved.path.name, seconds=round(time.monotonic() - began, 3))
         self.reporter.update(message="")
         self.reporter.register(saved, state.versions)
         log.info("checkpoint %s", saved.path.name)
+        return ""
 
     def note(self, kind: str, **values: Any) -> None:
         """A line in metrics.jsonl, by rank 0."""
@@ -266,72 +270,3 @@ class Clock:
         """One step is done; the present rate."""
         self._times.append(time.monotonic())
         return self._tokens_per_step * (len(self._times) - 1) / max(1e-9, self._times[-1] - self._times[0])
-
-
-def read_job(folder: CellFolder) -> CellJob:
-    """``cell.json``.
-
-    Raises:
-        ConfigError: missing, or not a cell's job.
-    """
-    try:
-        return CellJob.model_validate_json(Path(folder.job).read_bytes())
-    except OSError as error:
-        raise ConfigError(f"cannot read {folder.job}: {error.strerror}", hint="run islandctl launch") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(
-            f"{folder.job}: {place}: {first['msg']}",
-            hint="this file is written by islandctl launch; the versions of controller and site may differ",
-        ) from error
-
-
-def start_log(rank: int) -> None:
-    """Log to stderr; under a supervisor stdout and stderr become ``logs/rank-N.log``."""
-    node = os.environ.get(NODE_VARIABLE)
-    if node:
-        logs = Path(node, "logs")
-        logs.mkdir(parents=True, exist_ok=True)
-        file = os.open(logs / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        for stream in (1, 2):
-            os.dup2(file, stream)
-        os.close(file)
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-
-
-def main(argv: list[str]) -> int:
-    """Run one rank of the cell in the folder ``argv[0]``. Returns the exit code: 0 for finished and stopped."""
-    if len(argv) != 1:
-        sys.stderr.write("usage: python -m islandctl.worker CELL_FOLDER\n")
-        return 2
-    rank = int(os.environ.get("RANK", "0"))
-    start_log(rank)
-    folder = CellFolder(PurePosixPath(os.path.abspath(argv[0])))
-    if rank == 0:
-        Path(folder.outcome).unlink(missing_ok=True)
-    wishes = Wishes(Path(folder.root))
-    wishes.listen()
-
-    worker: Worker | None = None
-    code = 0
-    try:
-        worker = Worker(folder, read_job(folder), wishes)
-        outcome = worker.run()
-    except Stopped as error:
-        outcome = Outcome.ended("stopped", str(error), step=0)
-    except Exception as error:
-        log.exception("rank %d ends: %s", rank, error)
-        outcome = Outcome.of(error, step=worker.step if worker else 0, rank=rank)
-        if outcome.retry and worker and worker.halted():
-            outcome = outcome.model_copy(update={"retry": False})
-        code = error.exit_code if isinstance(error, IslandError) else 1
-    if rank == 0 or code:
-        write_outcome(Path(folder.outcome), outcome)
-    log.info("%s: %s", outcome.outcome, outcome.reason)
-    if worker is not None:
-        worker.close(outcome)
-    return code

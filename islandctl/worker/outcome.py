@@ -9,10 +9,18 @@ from pathlib import Path
 from typing import Literal
 
 from islandctl.config.model import Model
-from islandctl.errors import CheckpointError, ConfigError, DivergenceError, IslandError, RelayError, RunError
+from islandctl.errors import (
+    CheckpointError,
+    ConfigError,
+    DivergenceError,
+    IslandError,
+    PreflightError,
+    RelayError,
+    RunError,
+)
 
 log = logging.getLogger(__name__)
-_FINAL = (ConfigError, DivergenceError, CheckpointError)
+_FINAL = (ConfigError, PreflightError, DivergenceError, CheckpointError)
 FINAL_CODES = frozenset({"halted", "stale", "held_out", "forbidden", "foreign", "token"})
 """Refusals of the relay that a repetition would meet again."""
 

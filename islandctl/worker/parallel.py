@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from islandctl.errors import ConfigError
+from islandctl.errors import ConfigError, PreflightError
 from islandctl.worker.experts import Experts
 from islandctl.worker.model import Block, Decoder, initialise
 
@@ -40,6 +40,7 @@ class Ranks:
 
         Raises:
             ConfigError: another number of ranks than the plan's.
+            PreflightError: the node has fewer GPUs than ranks.
         """
         rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         if size != expected:
@@ -53,6 +54,11 @@ class Ranks:
         device = torch.device("cpu")
         if torch.cuda.is_available():
             device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+            if device.index >= torch.cuda.device_count():
+                raise PreflightError(
+                    f"rank {rank} should use GPU {device.index}, but this node shows {torch.cuda.device_count()}",
+                    hint="compare nvidia-smi on the node with gpu.per_node in the site profile",
+                )
             torch.cuda.set_device(device)
         if size == 1:
             return cls(rank, size, device)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from islandctl.config.recipe import Exchange, Late, Outer
 from islandctl.errors import RelayError, UnreachableError
 from islandctl.exchange.island import Island
 from islandctl.exchange.journal import Journal, MemoryJournal
+from islandctl.exchange.transport import Transport
 from islandctl.ledger.entries import ENTRY, Commit, Contribution, Entry, Genesis, Rewind, Stop
 from islandctl.ledger.packet import digest, unpack
 
@@ -202,14 +204,14 @@ class Cell:
 
     def __init__(
         self,
-        relay: MemoryRelay,
+        relay: Any,
         cell: int,
         settings: Exchange | None = None,
         *,
         steps: int = 20,
         attempt: int = 1,
         journal: Journal | None = None,
-        transport: MemoryTransport | None = None,
+        transport: Transport | None = None,
         parameters: Mapping[str, Tensor] | None = None,
         group: ProcessGroup | None = None,
         num_cells: int = 2,
@@ -218,8 +220,9 @@ class Cell:
         self.cell = cell
         self.settings = settings or toy_settings()
         self.steps = steps
+        self.num_cells = num_cells
         self.journal = journal or MemoryJournal()
-        self.transport = transport or MemoryTransport(relay)
+        self.transport: Any = transport or MemoryTransport(relay)
         self.parameters = parameters if parameters is not None else toy_parameters()
         self.now = 0
         self.island = Island(
@@ -258,11 +261,24 @@ class Cell:
         return self.now, self.values(), tensors
 
     def reborn(
-        self, saved: tuple[int, dict[str, Tensor], dict[str, Tensor]] | None = None, *, attempt: int = 1
+        self,
+        saved: tuple[int, dict[str, Tensor], dict[str, Tensor]] | None = None,
+        *,
+        attempt: int = 1,
+        transport: Transport | None = None,
     ) -> Cell:
         """This cell after its death: a new process with the same journal, from the checkpoint or the beginning."""
         self.island.close()
-        again = Cell(self.relay, self.cell, self.settings, steps=self.steps, attempt=attempt, journal=self.journal)
+        again = Cell(
+            self.relay,
+            self.cell,
+            self.settings,
+            steps=self.steps,
+            attempt=attempt,
+            journal=self.journal,
+            transport=transport,
+            num_cells=self.num_cells,
+        )
         if saved is not None:
             again.now, values, tensors = saved
             for name, value in values.items():

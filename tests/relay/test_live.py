@@ -81,6 +81,18 @@ def test_a_round_through_the_client(relay: LiveRelay) -> None:
         assert controller.rewind(10, joint.manifests, joint.versions).attempt == 2
 
 
+def test_a_refusal_reaches_the_client_while_it_still_sends(relay: LiveRelay) -> None:
+    large = os.urandom(8 << 20)
+    with relay.client("1") as asia:
+        for _ in range(3):
+            with pytest.raises(RelayError) as refused:
+                asia.put(packet(1, 1, 5, attempt=9, payload=large))
+            assert refused.value.code == "stale"
+        with pytest.raises(RelayError) as refused:
+            asia.put(packet(0, 1, 5, payload=large))
+        assert refused.value.code == "forbidden"
+
+
 def test_a_wrong_token_is_told(relay: LiveRelay) -> None:
     with RelayClient(relay.url, "wrong", relay.folder / "ca.pem") as client, pytest.raises(RelayError) as refused:
         client.status()

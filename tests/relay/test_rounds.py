@@ -249,6 +249,16 @@ def test_a_rewind_drops_open_rounds_and_sets_versions() -> None:
     assert world.told[-1] == (0, 1, 2, (0, 1), "complete")
 
 
+def test_what_an_attempt_left_undecided_stays_unread_by_others() -> None:
+    world = World()
+    world.put(0)
+    world.relay.rewind(0, (), (0, 0))
+    asia = world.relay.transport(1)
+    assert world.code(lambda: asia.fetch(1, 0, 0, 0, 0)) == "stale"
+    assert world.code(lambda: asia.fetch(2, 0, 0, 0, 0)) == "early"
+    assert world.relay.transport(0).fetch(1, 0, 0, 0, 0) == packet(0)
+
+
 def test_checkpoints_are_refused_after_a_halt_and_from_an_old_attempt() -> None:
     world = World()
     usa = world.relay.transport(0)

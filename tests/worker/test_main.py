@@ -102,7 +102,7 @@ def test_two_ranks_train_as_one_would_and_come_back_too(straight: Cell, begin: B
     assert equal(again, cell)
 
 
-def test_where_the_disk_is_full_training_goes_on(begin: Begin, text: Path) -> None:
+def test_where_the_disk_is_full_training_goes_on(straight: Cell, begin: Begin, text: Path) -> None:
     cell = begin(recipe(text)).cells[0]
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))  # children inherit it
@@ -110,10 +110,14 @@ def test_where_the_disk_is_full_training_goes_on(begin: Begin, text: Path) -> No
         outcome = cell.run()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert (outcome["outcome"], outcome["step"]) == ("finished", 24)
+    assert (outcome["outcome"], outcome["step"], outcome["retry"]) == ("failed", 24, False)
+    assert "all 24 steps are done, but no checkpoint" in outcome["reason"]
+    assert "free space" in outcome["hint"]
     assert list((cell.folder / "checkpoints").iterdir()) == []
+    assert [line["step"] for line in cell.lines("checkpoint")] == [6, 12, 18, 24]
     assert all("File too large" in line["error"] for line in cell.lines("checkpoint"))
-    assert "no checkpoint at step 6" in cell.log()
+    assert cell.run()["outcome"] == "finished"
+    assert equal(cell, straight)
 
 
 def test_wrong_data_is_told_in_one_line_and_not_repeated(begin: Begin, tmp_path: Path) -> None:
