@@ -29,11 +29,11 @@ worker: {restart: {backoff: 200 ms}}
 
 SITE = """
 name: NAME
-scheduler: local
+WHERE
 gpu: {type: cpu, count: 1, per_node: 1}
 cpu: {cores: 1, memory: 2 GiB}
 wan: {up: 1 Gbit/s, down: 1 Gbit/s, rtt: 1 ms}
-environment: {build: false}
+environment: {build: false, python: PYTHON}
 work_dir: WORK
 """
 
@@ -45,8 +45,15 @@ class Machine:
         self.root = root
         self.env = {**os.environ, "ISLANDCTL_HOME": str(root / "home"), "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
         for name in ("east", "west"):
-            text = SITE.replace("NAME", name).replace("WORK", str(root / "work dir" / name))
-            (root / f"{name}.yaml").write_text(text)
+            self.site(name, "scheduler: local")
+
+    def site(self, name: str, where: str, python: str = "python3") -> None:
+        """Write a site's profile; ``where`` is the part that says how it is reached."""
+        values = {"NAME": name, "WHERE": where, "WORK": str(self.root / "work dir" / name), "PYTHON": python}
+        text = SITE
+        for word, value in values.items():
+            text = text.replace(word, value)
+        (self.root / f"{name}.yaml").write_text(text)
 
     def recipe(self, steps: int) -> Path:
         """A recipe of so many steps."""

@@ -1,0 +1,173 @@
+"""The command line from outside: exit codes, one clear line an error, nothing heavy imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from islandctl import __version__
+from islandctl.cli.main import app, main
+from islandctl.runs import record as records
+from tests.runs import builders as make
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ISLANDCTL_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "100")
+    return tmp_path / "home"
+
+
+def run(*argv: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    return int(caught.value.code or 0)
+
+
+def launched(name: str = "demo") -> None:
+    made = records.create(make.plan(), name, launcher_pid=0)
+    records.change(made, phase="stopped", cells=make.record().cells)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"islandctl {__version__}\n"
+
+
+@pytest.mark.parametrize("command", [command.callback.__name__ for command in app.registered_commands])
+def test_every_command_has_help_with_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command, "--help") == 0
+    assert f"islandctl {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["nonsense"],
+        ["status", "--nonsense"],
+        ["resume", "demo", "--from", "x"],
+        ["logs", "demo", "--tail", "-1"],
+        ["launch"],
+        ["status", "demo"],
+        ["status"],
+        ["stop", "demo"],
+        ["resume", "demo"],
+        ["logs", "demo"],
+        ["checkpoints", "demo"],
+        ["launch", "/nowhere.yaml", "--site", "/nowhere.yaml"],
+        ["launch", "/nowhere.plan"],
+    ],
+)
+def test_wrong_use_ends_with_2_and_says_why_on_stderr(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*argv) == 2
+    seen = capsys.readouterr()
+    assert seen.out == ""
+    assert seen.err
+    assert "Traceback" not in seen.err
+
+
+def test_an_error_is_one_line_and_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    launched("demo-1")
+    assert run("status", "demo-2") == 2
+    assert capsys.readouterr().err == "error: there is no run called demo-2\nhint: nearest: demo-1\n"
+
+
+def test_logs_names_the_sites_and_ranks_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    launched()
+    assert run("logs", "demo", "--site", "north") == 2
+    assert "its sites: east, west" in capsys.readouterr().err
+    assert run("logs", "demo", "--rank", "7") == 2
+    assert "its ranks: 0 to 0" in capsys.readouterr().err
+    assert run("logs", "demo", "--since", "yesterday") == 2
+
+
+def test_a_recipe_needs_sites(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(
+        "name: r\nmodel: {kind: dense, layers: 1, width: 16, heads: 2, hidden: 32}\n"
+        "data: {paths: [python-stdlib]}\ntraining: {steps: 1, batch: 1, sequence: 8, optimizer: {lr: 1e-3}}\n"
+        "exchange: {fragments: 1}\n"
+    )
+    assert run("launch", str(recipe)) == 2
+    assert "--site PROFILE" in capsys.readouterr().err
+
+
+def test_nothing_to_resume_after_a_failed_launch(capsys: pytest.CaptureFixture[str]) -> None:
+    made = records.create(make.plan(), "demo", launcher_pid=0)
+    records.change(made, phase="failed", reason="no answer")
+    assert run("resume", "demo") == 2
+    assert "never got to the workers" in capsys.readouterr().err
+    assert run("status", "demo", "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["state"], shown["detail"]) == ("failed", "no answer")
+
+
+def test_runs_as_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("runs") == 0
+    assert "no run yet" in capsys.readouterr().err
+    launched()
+    assert run("runs") == 0
+    shown = capsys.readouterr().out
+    assert "demo" in shown
+    assert max(map(len, shown.splitlines())) <= 100
+    assert run("runs", "--json") == 0
+    (only,) = json.loads(capsys.readouterr().out)
+    assert (only["run"], only["phase"], only["sites"]) == ("demo", "stopped", ["east", "west"])
+
+
+def test_a_fault_of_ours_is_one_line_and_a_file(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> None:
+        raise ZeroDivisionError("no\nsecond line")
+
+    monkeypatch.setattr(records, "load_all", broken)
+    assert run("runs") == 1
+    seen = capsys.readouterr().err
+    assert seen.startswith("error: ZeroDivisionError: no\n")
+    assert "Traceback" not in seen
+    (saved,) = (home / "faults").iterdir()
+    assert str(saved) in seen
+    assert "second line" in saved.read_text()
+
+
+def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(records, "load_all", interrupted)
+    assert run("runs") == 130
+
+
+def command(*argv: str, home: Path) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "ISLANDCTL_HOME": str(home)}
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_help_and_status_do_not_import_what_is_heavy(home: Path) -> None:
+    watch = (
+        "import sys\n"
+        "from islandctl.cli.main import main\n"
+        "try: main(sys.argv[1:])\n"
+        "finally:\n"
+        "    heavy = {'torch', 'numpy', 'paramiko', 'pydantic', 'httpx'}\n"
+        "    print(sorted(set(sys.modules) & heavy), file=sys.stderr)\n"
+    )
+    shown = command(sys.executable, "-c", watch, "--help", home=home)
+    assert shown.stderr.splitlines()[-1] == "[]"
+    launched()
+    shown = command(sys.executable, "-c", watch, "status", "demo", home=home)
+    assert "torch" not in shown.stderr.splitlines()[-1]
+    assert "pydantic" in shown.stderr.splitlines()[-1]
+
+
+def test_a_reader_that_goes_away_is_no_trouble(home: Path) -> None:
+    launched()
+    line = f"{sys.executable} -m islandctl runs --json | true"
+    done = command("sh", "-c", line, home=home)
+    assert done.stderr == ""
