@@ -73,10 +73,25 @@ class Machine:
             check=False,
         )
 
+    def begin(self, *args: str) -> subprocess.Popen[str]:
+        """One command, begun; its output comes line by line."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "islandctl", *args],
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def arguments(self, steps: int, run: str) -> list[str]:
+        """What ``launch`` takes to run so many steps on both sites."""
+        sites = [part for name in ("east", "west") for part in ("--site", str(self.root / f"{name}.yaml"))]
+        return [str(self.recipe(steps)), *sites, "--run", run]
+
     def launch(self, steps: int, run: str, *options: str) -> subprocess.CompletedProcess[str]:
         """``islandctl launch`` on both sites."""
-        sites = [part for name in ("east", "west") for part in ("--site", str(self.root / f"{name}.yaml"))]
-        return self.islandctl("launch", str(self.recipe(steps)), *sites, "--run", run, *options)
+        return self.islandctl("launch", *self.arguments(steps, run), *options)
 
     def status(self, run: str) -> dict[str, Any]:
         """``islandctl status --json``."""

@@ -96,9 +96,15 @@ def test_kill_stop_and_resume(machine: Machine) -> None:
     assert machine.processes("hurt") == {}
 
 
-def test_resume_after_everything_was_killed(machine: Machine) -> None:
-    started = machine.launch(120, "hurt", "--detach")
-    assert started.returncode == 0, started.stderr
+def test_detach_then_resume_after_everything_was_killed(machine: Machine) -> None:
+    follower = machine.begin("launch", *machine.arguments(120, "hurt"))
+    for line in follower.stdout or ():
+        if "step 20/" in line:
+            break
+    follower.send_signal(signal.SIGINT)
+    _, said = follower.communicate(timeout=30)
+    assert follower.returncode == 130
+    assert said.splitlines()[-1] == "detached; the run goes on; islandctl status hurt"
     seen = machine.until("hurt", lambda seen: seen["joint_checkpoint"] is not None)
     for pid in machine.processes("hurt"):
         try:
