@@ -71,9 +71,10 @@ class Courier:
         self._sender.submit(self._put, assignment, payload, codec)
 
     def forget(self, fragment: int, window: int) -> None:
-        """The round is resolved: its own packets are not needed any more."""
-        for place in [place for place in list(self._own) if place[:2] == (fragment, window)]:
-            self._own.pop(place, None)
+        """The fragment's rounds up to ``window`` are resolved: their own packets are not needed any more."""
+        for place in list(self._own):
+            if place[0] == fragment and place[1] <= window:
+                self._own.pop(place, None)
 
     def close(self) -> None:
         """End the threads; the latch must be closed before."""
