@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+# The emulated link sets the pace: a window takes seconds on any machine, so that there is time to break things.
 RECIPE = """
 name: tiny
 model: {kind: moe, layers: 2, width: 32, heads: 2, hidden: 32, experts: 4, active_experts: 2}
@@ -25,6 +26,7 @@ exchange: {window: 20, fragments: 2, overlap: 2, chunk: 4096, late: {deadline: 3
 checkpoint: {every: 20}
 evaluation: {every: 20, sequences: 4}
 worker: {restart: {backoff: 200 ms}}
+relay: {emulate: {bandwidth: 100 Mbit/s, rtt: 300 ms}}
 """
 
 SITE = """
