@@ -83,11 +83,11 @@ class Watcher:
         self._deadline_s = deadline_s
         self._reach = Reach(plan, record.run, say)
         self._silent: set[str] = set()
-        self._nodes = {(node.cell, node.index): self._ask_node(node) for node in record.nodes}
-        self._beside = {name: self._ask_about(*place) for name, place in self._kept().items()}
+        self._nodes: dict[tuple[int, int], Asked[NodeFacts]] = {}
+        self._beside: dict[str, Asked[SupervisorState]] = {}
         self._relay: Asked[RelayStatus] = Asked(self._ask_relay)
         self._joint: Asked[JointCheckpoint | None] = Asked(self._read_joint)
-        self._beats = {node.cell: self._ask_metrics(node) for node in record.nodes if node.index == 0}
+        self._beats: dict[int, Asked[Heartbeat | None]] = {}
 
     def __enter__(self) -> Watcher:
         return self
@@ -104,7 +104,7 @@ class Watcher:
 
     def look(self) -> RunStatus:
         """One look. Never fails because somebody does not answer."""
-        self._record = load(self._record.run)
+        self._renew()
         end = time.monotonic() + self._deadline_s
         asked: list[Asked[RelayStatus] | Asked[NodeFacts] | Asked[SupervisorState]]
         asked = [self._relay, *self._nodes.values(), *self._beside.values()]
@@ -114,8 +114,7 @@ class Watcher:
         beats, joint = ({}, None) if isinstance(relay, RelayStatus) else self._from_files(end)
         seen = []
         for node in self._record.nodes:
-            slot = self._nodes.get((node.cell, node.index))
-            answer = slot.answer(end - time.monotonic()) if slot else None
+            answer = self._nodes[node.cell, node.index].answer(end - time.monotonic())
             beat = beats.get(node.cell) if node.index == 0 else None
             seen.append(self._facts(node, answer).model_copy(update={"heartbeat": beat}))
         kept = {name: slot.answer(end - time.monotonic()) for name, slot in self._beside.items()}
@@ -130,6 +129,18 @@ class Watcher:
             launcher_alive=self._record.launcher_pid > 0 and _alive(self._record.launcher_pid),
         )
         return combine(self._record, self.plan, facts)
+
+    def _renew(self) -> None:
+        """Read the record again: during a launch its nodes, relay and tunnels become known one after another."""
+        self._record = load(self._record.run)
+        for node in self._record.nodes:
+            if (node.cell, node.index) not in self._nodes:
+                self._nodes[node.cell, node.index] = self._ask_node(node)
+            if node.index == 0 and node.cell not in self._beats:
+                self._beats[node.cell] = self._ask_metrics(node)
+        for name, place in self._kept().items():
+            if name not in self._beside:
+                self._beside[name] = self._ask_about(*place)
 
     def _kept(self) -> dict[str, tuple[str, str]]:
         """Relay and tunnels by name: (host, the supervisor's folder)."""
