@@ -26,7 +26,7 @@ exchange: {window: 20, fragments: 2, overlap: 2, chunk: 4096, late: {deadline: 3
 checkpoint: {every: 20}
 evaluation: {every: 20, sequences: 4}
 worker: {restart: {backoff: 200 ms}}
-relay: {emulate: {bandwidth: 100 Mbit/s, rtt: 300 ms}}
+relay: {emulate: {bandwidth: 100 Mbit/s, rtt: 150 ms}}
 """
 
 SITE = """

@@ -69,6 +69,8 @@ def test_kill_stop_and_resume(machine: Machine) -> None:
 
     (victim,) = machine.workers("hurt", "east")
     os.kill(victim, signal.SIGKILL)
+    (relay,) = (pid for pid, line in machine.processes("hurt").items() if "-m islandctl.relay" in line)
+    os.kill(relay, signal.SIGKILL)
     back = machine.until("hurt", lambda seen: seen["cells"][0]["restarts"] >= 1)
     before = max(steps_of(back))
     machine.until("hurt", lambda seen: min(steps_of(seen)) > before and seen["state"] in ("running", "waiting"))
