@@ -425,9 +425,12 @@ class Island:
         )
 
     def _patient(self, flight: Flight) -> bool:
-        """While the relay answers, its late policy decides how long a round stays open; without it, the deadline."""
+        """While the relay answers, its late policy decides how long a round stays open; without it, the deadline.
+
+        So too once the run stops: cells that are further may have ended already, and would be waited for in vain.
+        """
         in_time = time.monotonic() < flight.started + self._patience_s
-        return self._follower.in_touch or in_time
+        return in_time or (self._follower.in_touch and self._follower.stop_round is None)
 
     def _stop_step(self) -> int:
         commit = self._follower.stop_round

@@ -286,12 +286,14 @@ class Supervisor:
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
-        self._tell("starting", child_pid=None)
+        # What lies there now is of an earlier life, unless a lost predecessor had a child since.
+        before = _signature(self.job.get("outcome")) if held is None else held.get("outcome_before")
+        self._tell("starting", child_pid=None, outcome_before=before)
         if held is not None:
             self.restarts = held.get("restarts", 0)
             self._log(f"taking over from supervisor {held.get('supervisor_pid')}, which was lost")
         self._end_rest()
-        verdict = self._told(held.get("outcome_before")) if held is not None else None
+        verdict = self._told(before) if held is not None else None
         if verdict is not None and verdict["outcome"] != "finished":
             verdict = None  # stopped or failed before we were asked to start it again
         while verdict is None:

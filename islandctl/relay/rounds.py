@@ -221,10 +221,6 @@ class Rounds:
             if header.num_chunks != opened.num_chunks:
                 raise Refusal("invalid", f"{where}: cell {name} counts {header.num_chunks} chunks, the round has "
                               f"{opened.num_chunks}")  # fmt: skip
-            parts = opened.cells.get(header.cell)
-            if parts is not None and (parts.tokens, parts.step) != (header.tokens, header.step):
-                raise Refusal("invalid", f"{where}: cell {name} says {header.tokens} tokens at step {header.step}, "
-                              f"in another chunk {parts.tokens} at step {parts.step}")  # fmt: skip
         base = self._bases.get((header.fragment, header.chunk))
         if base is not None and base.base != header.base:
             other = f"cell {self.genesis.cells[base.cell]} (window {base.window})"
@@ -243,6 +239,8 @@ class Rounds:
             return
         opened = self._open.setdefault(key, _Round(header.version, header.num_chunks, now))
         parts = opened.cells.setdefault(header.cell, _Parts(header.tokens, header.step))
+        # A cell that died while it put, and came back another way, may tell other counts in the rest of its chunks.
+        parts.tokens, parts.step = max(parts.tokens, header.tokens), max(parts.step, header.step)
         parts.hashes[header.chunk] = packet_hash
 
     # Commits

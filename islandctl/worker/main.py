@@ -82,7 +82,8 @@ class Worker:
         if not self.bits_per_byte:
             self.evaluate()
 
-        clock, reason = Clock(self.cell.tokens_per_step), ""
+        clock = Clock(self.cell.tokens_per_step)
+        reason, _ = self.asked(may_save=False)  # it may have died after the checkpoint that a stop asked for
         self.reporter.update(state="training")
         while self.step < training.steps and not reason:
             result = self.cell.train_step(self.step)
@@ -165,7 +166,7 @@ class Worker:
         self.reporter.update(bits_per_byte=tuple(self.bits_per_byte[-60:]))
         log.info("step %d: %.4f bits per byte", self.step, value)
 
-    def asked(self) -> tuple[str, bool]:
+    def asked(self, *, may_save: bool = True) -> tuple[str, bool]:
         """Why to stop now (empty: go on), and whether a checkpoint is asked for: the same at every rank.
 
         Raises:
@@ -178,7 +179,7 @@ class Worker:
             stop_at is not None and self.step >= stop_at,
             self.reporter.stop_heard and self.recipe.exchange.mode == "none",
             self.wishes.stopping,
-            self.ranks.leads and self.wishes.take_save(),
+            may_save and self.ranks.leads and self.wishes.take_save(),
         ]
         judged, stop, alone_stop, signalled, save = self.ranks.agree([int(flag) for flag in flags])
         if judged:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,7 @@ Saved = tuple[int, dict[str, Tensor], dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class Mishaps:
-    """How often what happens, as a chance per step (``rewinds``, ``relay_restarts``, ``stops``: number in the run)."""
+    """How often what happens: chances per step, and numbers in the whole run (rewinds, relay restarts, stops)."""
 
     kill: float = 0.0
     """The process dies, at any moment until its next step, and starts again from its own newest checkpoint."""
@@ -171,6 +171,10 @@ class Life:
         cell, mishaps, roll = self.cell, self.trouble.mishaps, self.random.random
         cell.now = cell.island.resume()
         while cell.now < self.trouble.steps:
+            stop_at = cell.island.should_stop_at()
+            if stop_at is not None and cell.now >= stop_at:
+                self._save()
+                return False
             if roll() < mishaps.kill:
                 self._kill_soon()
             if roll() < mishaps.cut:
@@ -185,10 +189,6 @@ class Life:
             if hurry:
                 self._save()
                 raise Hurried
-            stop_at = cell.island.should_stop_at()
-            if cell.now < self.trouble.steps and stop_at is not None and cell.now >= stop_at:
-                self._save()
-                return False
             if cell.now < self.trouble.steps and cell.now % self.trouble.every == 0:
                 self._save()
         for mishap, happens in ((mishaps.kill, self._kill_soon), (mishaps.term, cell.island.hurry)):
@@ -198,7 +198,8 @@ class Life:
         self._check()
         if not finished:
             self._save()
-            if cell.island.should_stop_at() is not None:
+            stop_at = cell.island.should_stop_at()
+            if stop_at is not None and stop_at < self.trouble.steps:
                 return False
             raise Hurried
         return True
@@ -218,10 +219,8 @@ class Life:
         names = "".join(f"{key}{digest(tensors[key].numpy().tobytes())}" for key in sorted(tensors))
         manifest = digest(f"{self.number} {self.attempt} {step} {names}".encode())
         self.trouble.checkpoints[manifest] = self.saved
-        try:
+        with suppress(UnreachableError, RelayError):  # away, or the attempt is over: then it is no joint one
             self.line.register(step, manifest, self.cell.island.versions(), self.attempt)
-        except (UnreachableError, RelayError):
-            pass  # away, or the attempt is over: then it is no joint one
 
     def _park(self) -> None:
         """Stopped: wait for the next attempt."""
@@ -341,7 +340,7 @@ class Trouble:
             with self.relays.call() as relay:
                 joint = relay.status().joint_checkpoints
             steps = {life.cell.now for life in self.lives}
-            assert joint and steps == {joint[-1].step}, f"seed {self.seed}: stopped at {steps}, no joint checkpoint"
+            assert steps == {one.step for one in joint[-1:]}, f"seed {self.seed}: no joint checkpoint, but {steps}"
 
     def payloads(self) -> dict[tuple[int, int, int, int], bytes]:
         """What the commits of the last history name: (fragment, window, cell, chunk) → payload."""

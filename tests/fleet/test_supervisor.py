@@ -359,6 +359,27 @@ def test_a_successor_starts_again_what_had_been_stopped(kept: Kept) -> None:
 
 
 @pytest.mark.slow
+def test_an_old_outcome_does_not_count_though_two_supervisors_were_lost(kept: Kept) -> None:
+    """The second one was lost while it still ended what the first had left, before it had a child of its own."""
+    told = kept.root / "outcome.json"
+    told.write_text(json.dumps({"outcome": "finished"}))
+    pid = kept.start("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + FOREVER, outcome=str(told))
+    kept.written("ready")
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: kept.state.state == "lost", "the first one's loss")
+    pid = kept.start(FOREVER, outcome=str(told))
+    assert kept.state.state == "starting"
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: kept.state.state == "lost", "the second one's loss")
+    node.end_leftovers(HOST, kept.mark, 0.0)
+    (kept.root / "ready").unlink()
+    kept.start(FOREVER, outcome=str(told))
+    kept.written("ready")
+    assert kept.state.state == "running"
+    node.stop(HOST, kept.folder.as_posix(), 20)
+
+
+@pytest.mark.slow
 def test_after_a_reboot_the_state_is_lost(kept: Kept) -> None:
     kept.start(FOREVER)
     kept.written("ready")
