@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from islandctl.config.recipe import Outer
 from islandctl.errors import CheckpointError, ConfigError, DivergenceError, ExchangeError
 from islandctl.exchange import courier, follower
 from islandctl.exchange.codecs import decode
+from islandctl.exchange.island import Hurried
 from islandctl.ledger.entries import Commit, Halt
 from islandctl.ledger.packet import unpack
 from tests.exchange.toy import (
@@ -541,3 +543,50 @@ def test_hurry_leaves_a_due_round_in_flight(relay: MemoryRelay, start: Start) ->
     assert isinstance(again, Cell)
     again.island.close()
     assert same(again.values(), two.values())
+
+
+def test_hurry_breaks_off_the_end_and_a_resume_goes_on_exactly(relay: MemoryRelay, start: Start) -> None:
+    """The final rounds wait for the other cell: they stay in flight, and come with the checkpoint."""
+    undisturbed = MemoryRelay(2, 2)
+    reference = [start(undisturbed, 0), start(undisturbed, 1)]
+    together(*(cell.finish for cell in reference))
+    one, two = start(relay, 0), start(relay, 1)
+    relay.held = lambda fragment, window: window == 4
+
+    def ends() -> Cell:
+        one.advance(20)
+        threading.Timer(0.2, one.island.hurry).start()
+        assert not one.island.finish()
+        again = one.reborn(one.save())
+        relay.release()
+        return again.finish()
+
+    again, _ = together(ends, two.finish)
+    assert isinstance(again, Cell)
+    again.island.close()
+    assert same(again.values(), two.values())
+    assert same(again.values(), reference[0].values())
+    assert relay.packets == undisturbed.packets
+
+
+def test_hurry_ends_the_wait_for_a_relay_that_never_answers(relay: MemoryRelay, start: Start) -> None:
+    one = start(relay, 0)
+    one.transport.away = True
+    threading.Timer(0.2, one.island.hurry).start()
+    with pytest.raises(Hurried):
+        one.island.resume()
+
+
+def test_a_cell_at_its_end_does_not_wait_for_those_that_stop_before(relay: MemoryRelay, start: Start) -> None:
+    relay.held = lambda fragment, window: (fragment, window) == (0, 2)
+    one, two = start(relay, 0), start(relay, 1)
+    together(lambda: one.advance(15), lambda: two.advance(15))
+    one.transport.away = True
+    one.advance(20)
+    relay.stop()
+    one.transport.away = False
+    wait_for(lambda: relay.has(0, 2, 0) and relay.has(0, 2, 1))
+    relay.release()
+    two.advance(17)
+    assert not one.island.finish()
+    assert one.island.should_stop_at() == two.island.should_stop_at() == 17
