@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
 
 from islandctl.config.model import Model
 from islandctl.config.paths import CellFolder
@@ -13,10 +14,12 @@ from islandctl.fleet import node as nodes
 from islandctl.ledger.entries import ENTRY, Entry
 from islandctl.ledger.joint import JointCheckpoint, Unjoined, joint_checkpoints, unjoined
 from islandctl.planner.plan import Plan
-from islandctl.relay.client import RelayClient
 from islandctl.runs.reach import Reach, Say, each
 from islandctl.runs.record import CellRecord, RunRecord
 from islandctl.runs.relay import client
+
+if TYPE_CHECKING:
+    from islandctl.relay.client import RelayClient
 
 VERIFY_TIMEOUT_S = 1800.0
 """Hashing a checkpoint of a large model from shared storage takes minutes."""

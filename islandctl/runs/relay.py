@@ -7,6 +7,7 @@ import secrets
 import sys
 import time
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from islandctl.config.paths import RunFolder
 from islandctl.errors import IslandError, RelayError, UnreachableError
@@ -14,13 +15,14 @@ from islandctl.fleet import node as nodes
 from islandctl.fleet.host import Host
 from islandctl.fleet.job import RestartPolicy, SupervisorJob
 from islandctl.planner.plan import Plan
-from islandctl.relay.certificate import make_certificate
-from islandctl.relay.client import RelayClient
 from islandctl.relay.messages import RelayStatus
 from islandctl.relay.settings import RelaySettings
 from islandctl.relay.tokens import token_hash
 from islandctl.runs.files import write_whole
 from islandctl.runs.record import KeptRecord, RunRecord
+
+if TYPE_CHECKING:
+    from islandctl.relay.client import RelayClient
 
 START_TIMEOUT_S = 60.0
 KEEP = RestartPolicy(limit=1_000_000, backoff_s=0.5, backoff_limit_s=15.0)
@@ -30,6 +32,8 @@ STOP_TIMEOUT_S = 15.0
 
 def make_secrets(record: RunRecord, plan: Plan) -> None:
     """The run's certificate and tokens, in the run's folder on the controller; made once."""
+    from islandctl.relay.certificate import make_certificate  # here: cryptography is slow to import
+
     folder = RunFolder.of(record.run).secrets
     names = ["127.0.0.1", "localhost", *filter(None, [plan.recipe.relay.address])]
     key, certificate = make_certificate(names, common_name=f"islandctl relay of {record.run}")
@@ -105,6 +109,8 @@ def client(record: RunRecord, *, timeout_s: float = 5.0, retry_s: float = 0.0) -
     Raises:
         UnreachableError: there is no relay yet.
     """
+    from islandctl.relay.client import RelayClient  # here: httpx is slow to import
+
     folder = RunFolder.of(record.run).secrets
     if not record.relay_url:
         raise UnreachableError(f"{record.run}: the relay was never started")
