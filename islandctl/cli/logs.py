@@ -45,7 +45,8 @@ def logs(
 
     def show(line: Line) -> None:
         if json:
-            print(dumps({"source": line.source, "site": line.site, "rank": line.rank, "text": line.text}))
+            told = {"source": line.source, "site": line.site, "rank": line.rank, "at": line.at, "text": line.text}
+            print(dumps(told))
             return
         colour = codes[SITE_COLOURS[names.index(line.site) % len(SITE_COLOURS)]]
         prefix = f"\x1b[{colour}m{line.source}\x1b[0m" if lively else line.source
@@ -53,7 +54,7 @@ def logs(
 
     with LogReader(record, plan, output.message, sites=site or (), ranks=rank or ()) as reader:
         try:
-            for line in reader.first(tail=tail, since=start):
+            for line in reader.first(tail=tail, since=start, final=not follow):
                 show(line)
             sys.stdout.flush()
             while follow:

@@ -34,7 +34,7 @@ SITE_COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
 """Sites take them in turn, in the plan's order."""
 
 
-def sparkline(values: Sequence[float], width: int = 10) -> str:
+def sparkline(values: Sequence[float], width: int = 8) -> str:
     """The last ``width`` values as bars between their smallest and largest; empty for fewer than two."""
     shown = list(values)[-width:]
     if len(shown) < 2:
@@ -78,14 +78,6 @@ def count(number: float | None) -> str:
             scaled = number / limit
             return f"{scaled:.{2 if scaled < 10 else 1 if scaled < 100 else 0}f} {unit}"
     return f"{number:.0f}"
-
-
-def size(number: float | None) -> str:
-    """Bytes in decimal units: ``12.3 MB``."""
-    if number is None:
-        return "-"
-    text = count(number)
-    return f"{text}B" if text[-1].isalpha() else f"{text} B"
 
 
 def coloured(state: str) -> str:

@@ -35,6 +35,42 @@ WORKER_IMPORTS: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("tenacity", ()),
 )
 """What is imported to believe in an environment. torch before 2.10 does not have all that the worker uses."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What an interpreter must have: how to install it, and what to import to believe it."""
+
+    who: str
+    """For messages: ``a worker``."""
+    requirements: tuple[str, ...]
+    imports: tuple[tuple[str, tuple[int, ...]], ...]
+    """Module and least version."""
+    packages: bool = True
+    """Whether the profile's ``environment.packages`` (torch and the like) are wanted too."""
+
+
+def worker_needs() -> Needs:
+    """Of a node that trains."""
+    return Needs("a worker", WORKER_REQUIREMENTS, WORKER_IMPORTS)
+
+
+RELAY_NEEDS = Needs(
+    "the relay",
+    (
+        "blake3>=1.0",
+        "cryptography>=43",
+        "httpx>=0.28,<1",
+        "prometheus-client>=0.21",
+        "pydantic>=2.9,<3",
+        "starlette>=0.45",
+        "tenacity>=9,<10",
+        "uvicorn>=0.34",
+    ),
+    (("pydantic", (2, 9)), ("starlette", ()), ("uvicorn", ()), ("blake3", ()), ("prometheus_client", ())),
+    packages=False,
+)
+"""Of a host that only carries the relay: no torch."""
 CHECK_TIMEOUT_S = 300.0
 """The first import of torch from a cold shared file system takes minutes."""
 BUILD_TIMEOUT_S = 3600.0
@@ -101,12 +137,18 @@ def _setup(host: Host, do: str, deadline_s: float, payload: bytes = b"", **args:
 
 
 def prepare(
-    host: Host, site: SiteProfile, bundle: Bundle, on_message: Callable[[str], None] = lambda line: None
+    host: Host,
+    site: SiteProfile,
+    bundle: Bundle,
+    on_message: Callable[[str], None] = lambda line: None,
+    *,
+    needs: Needs | None = None,
 ) -> Prepared:
     """Put code and environment on a node, or find them there. Several launches at once do not disturb each other.
 
     Args:
         on_message: called with a line before and after what takes long.
+        needs: what the interpreter must have; left out: what a worker needs.
 
     Raises:
         PreflightError: the interpreter is missing or too old, a package is missing, pip failed, the disk is full or
@@ -114,6 +156,7 @@ def prepare(
         UnreachableError: the link was lost; what was half made is never used.
     """
     environment = site.environment
+    needs = needs or worker_needs()
     own = site.scheduler == "local" and not environment.build and environment.python == "python3"
     python, setup = sys.executable if own else environment.python, list(environment.setup)
     sent = time.time()
@@ -125,19 +168,19 @@ def prepare(
         bundle_hash=bundle.hash,
         python=python,
         setup=setup,
-        wanted=[] if environment.build else [[name, list(least)] for name, least in WORKER_IMPORTS],
+        wanted=[] if environment.build else [[name, list(least)] for name, least in needs.imports],
         timeout_s=CHECK_TIMEOUT_S,
     )
     received = time.time()
     began, ended = found["clock"]
     _judge_clock(host.label, clock_offset(sent, began, ended, received), on_message)
-    _judge(host.label, environment.build, python, found)
+    _judge(host.label, environment.build, needs, found)
     work = PurePosixPath(found["work_dir"])
     code = work / "code" / bundle.hash
     if not found["code_there"]:
         _setup(host, "put_code", 300.0, bundle.data, work_dir=str(work), bundle_hash=bundle.hash)
         on_message(f"{host.label}: code {bundle.hash} is there")
-    interpreter = _build(host, site, found, on_message) if environment.build else found["python"]["executable"]
+    interpreter = _build(host, site, found, on_message, needs) if environment.build else found["python"]["executable"]
     return Prepared(
         python=interpreter,
         code=str(code),
@@ -172,7 +215,7 @@ def _judge_clock(label: str, offset: float, on_message: Callable[[str], None]) -
     on_message(f"{told}; times in its logs are off by that")
 
 
-def _judge(label: str, build: bool, python: str, found: dict[str, Any]) -> None:
+def _judge(label: str, build: bool, needs: Needs, found: dict[str, Any]) -> None:
     """Stop for what the probe has shown."""
     told = found["python"]
     if "error" in told:
@@ -183,7 +226,7 @@ def _judge(label: str, build: bool, python: str, found: dict[str, Any]) -> None:
     version = tuple(int(part) for part in told["version"].split(".")[:2])
     if version < PYTHON_LEAST:
         raise PreflightError(
-            f"{label}: {told['executable']} is Python {told['version']}; a worker needs 3.11 or newer",
+            f"{label}: {told['executable']} is Python {told['version']}; {needs.who} needs 3.11 or newer",
             hint="set environment.python in the site profile to a newer one",
         )
     if found["free_bytes"] < LEAST_FREE_BYTES:
@@ -193,8 +236,9 @@ def _judge(label: str, build: bool, python: str, found: dict[str, Any]) -> None:
         )
     if told["missing"] and not build:
         raise PreflightError(
-            f"{label}: {told['executable']} lacks what a worker needs: {_listed(told['missing'])}",
-            hint=f"set environment.build: true, or type there: {_pip_line(told['executable'], told['missing'])}",
+            f"{label}: {told['executable']} lacks what {needs.who} needs: {_listed(told['missing'])}",
+            hint="set environment.build: true, or type there: "
+            + _pip_line(told["executable"], told["missing"], needs),
         )
 
 
@@ -202,15 +246,21 @@ def _listed(missing: dict[str, str]) -> str:
     return ", ".join(f"{name} ({reason})" for name, reason in missing.items())
 
 
-def _pip_line(python: str, missing: dict[str, str]) -> str:
-    wanted = {requirement.partition(">")[0]: requirement for requirement in ("torch>=2.10", *WORKER_REQUIREMENTS)}
+def _pip_line(python: str, missing: dict[str, str], needs: Needs) -> str:
+    wanted = {requirement.partition(">")[0]: requirement for requirement in ("torch>=2.10", *needs.requirements)}
     return shlex.join([python, "-m", "pip", "install", *(wanted.get(name, name) for name in missing)])
 
 
-def _build(host: Host, site: SiteProfile, found: dict[str, Any], on_message: Callable[[str], None]) -> str:
-    environment = site.environment
+def _build(
+    host: Host,
+    site: SiteProfile,
+    found: dict[str, Any],
+    on_message: Callable[[str], None],
+    needs: Needs | None = None,
+) -> str:
+    environment, needs = site.environment, needs or worker_needs()
     on_file, on_line = _split_options(environment.pip_options)
-    requirements = [*on_file, *WORKER_REQUIREMENTS, *environment.packages]
+    requirements = [*on_file, *needs.requirements, *(environment.packages if needs.packages else ())]
     what = {
         "python": [found["python"]["executable"], found["python"]["version"]],
         "arch": found["arch"],
@@ -230,7 +280,7 @@ def _build(host: Host, site: SiteProfile, found: dict[str, Any], on_message: Cal
         requirements=requirements,
         pip_options=on_line,
         setup=list(environment.setup),
-        wanted=[[name, list(least)] for name, least in WORKER_IMPORTS],
+        wanted=[[name, list(least)] for name, least in needs.imports],
         timeout_s=BUILD_TIMEOUT_S,
     )
     lines = " / ".join(answer.get("lines", ()))

@@ -20,7 +20,7 @@ from islandctl.fleet.host import Host
 from islandctl.fleet.job import SupervisorState
 from islandctl.ledger.joint import JointCheckpoint, joint_checkpoints
 from islandctl.planner.plan import Plan
-from islandctl.relay.messages import RelayStatus
+from islandctl.relay.messages import Heartbeat, RelayStatus
 from islandctl.runs.checkpoints import ledger_from_file
 from islandctl.runs.metrics import heartbeat_from
 from islandctl.runs.reach import Reach, Say
@@ -83,11 +83,11 @@ class Watcher:
         self._deadline_s = deadline_s
         self._reach = Reach(plan, record.run, say)
         self._silent: set[str] = set()
-        self._nodes = {(node.cell, node.index): self._ask_node(node) for node in record.nodes}
-        self._beside = {name: self._ask_about(*place) for name, place in self._kept().items()}
+        self._nodes: dict[tuple[int, int], Asked[NodeFacts]] = {}
+        self._beside: dict[str, Asked[SupervisorState]] = {}
         self._relay: Asked[RelayStatus] = Asked(self._ask_relay)
         self._joint: Asked[JointCheckpoint | None] = Asked(self._read_joint)
-        self._relay_answers = True
+        self._beats: dict[int, Asked[Heartbeat | None]] = {}
 
     def __enter__(self) -> Watcher:
         return self
@@ -104,22 +104,21 @@ class Watcher:
 
     def look(self) -> RunStatus:
         """One look. Never fails because somebody does not answer."""
-        self._record = load(self._record.run)
+        self._renew()
         end = time.monotonic() + self._deadline_s
         asked: list[Asked[RelayStatus] | Asked[NodeFacts] | Asked[SupervisorState]]
         asked = [self._relay, *self._nodes.values(), *self._beside.values()]
         for one in asked:
             one.begin()
         relay = self._relay.answer(min(RELAY_TIMEOUT_S + 1.0, end - time.monotonic()))
-        self._relay_answers = isinstance(relay, RelayStatus)
+        beats, joint = ({}, None) if isinstance(relay, RelayStatus) else self._from_files(end)
         seen = []
         for node in self._record.nodes:
-            slot = self._nodes.get((node.cell, node.index))
-            answer = slot.answer(end - time.monotonic()) if slot else None
-            seen.append(self._facts(node, answer))
+            answer = self._nodes[node.cell, node.index].answer(end - time.monotonic())
+            beat = beats.get(node.cell) if node.index == 0 else None
+            seen.append(self._facts(node, answer).model_copy(update={"heartbeat": beat}))
         kept = {name: slot.answer(end - time.monotonic()) for name, slot in self._beside.items()}
         states = {name: state for name, state in kept.items() if isinstance(state, SupervisorState)}
-        joint = None if self._relay_answers else self._joint_from_file(end - time.monotonic())
         facts = Facts(
             joint=joint,
             relay=relay if isinstance(relay, RelayStatus) else None,
@@ -130,6 +129,18 @@ class Watcher:
             launcher_alive=self._record.launcher_pid > 0 and _alive(self._record.launcher_pid),
         )
         return combine(self._record, self.plan, facts)
+
+    def _renew(self) -> None:
+        """Read the record again: during a launch its nodes, relay and tunnels become known one after another."""
+        self._record = load(self._record.run)
+        for node in self._record.nodes:
+            if (node.cell, node.index) not in self._nodes:
+                self._nodes[node.cell, node.index] = self._ask_node(node)
+            if node.index == 0 and node.cell not in self._beats:
+                self._beats[node.cell] = self._ask_metrics(node)
+        for name, place in self._kept().items():
+            if name not in self._beside:
+                self._beside[name] = self._ask_about(*place)
 
     def _kept(self) -> dict[str, tuple[str, str]]:
         """Relay and tunnels by name: (host, the supervisor's folder)."""
@@ -149,10 +160,25 @@ class Watcher:
             self._say(f"{node.label}: no answer; reconnecting, training is not affected")
         return NodeFacts(cell=node.cell, node=node.index, trouble=_trouble(answer, node.label, self._deadline_s))
 
-    def _joint_from_file(self, deadline_s: float) -> JointCheckpoint | None:
+    def _from_files(self, end: float) -> tuple[dict[int, Heartbeat], JointCheckpoint | None]:
+        """What the relay would have told: every cell's figures by cell, and the newest joint checkpoint."""
         self._joint.begin()
-        answer = self._joint.answer(deadline_s)
-        return answer if isinstance(answer, JointCheckpoint) else None
+        for slot in self._beats.values():
+            slot.begin()
+        answers = {cell: slot.answer(end - time.monotonic()) for cell, slot in self._beats.items()}
+        joint = self._joint.answer(end - time.monotonic())
+        beats = {cell: answer for cell, answer in answers.items() if isinstance(answer, Heartbeat)}
+        return beats, joint if isinstance(joint, JointCheckpoint) else None
+
+    def _ask_metrics(self, node: NodeRecord) -> Asked[Heartbeat | None]:
+        path = str(CellFolder(PurePosixPath(node.cell_folder)).metrics)
+
+        def ask() -> Heartbeat | None:
+            content = nodes.read_tail(self._reach.host(node.site, node.host), path, METRICS_TAIL_BYTES)
+            steps = self.plan.recipe.training.steps
+            return heartbeat_from(content, cell=node.cell, attempt=self._record.attempt, steps=steps)
+
+        return Asked(ask)
 
     def _read_joint(self) -> JointCheckpoint | None:
         entries = ledger_from_file(self._record, self._reach)
@@ -173,16 +199,9 @@ class Watcher:
         host = self._reach.host(node.site, node.host)
         state = nodes.state(host, node.folder)
         folder = CellFolder(PurePosixPath(node.cell_folder))
-        outcome, beat = None, None
-        failed = state.outcome == "failed"
-        if state.state == "ended":
-            outcome = read_outcome(host, str(folder.outcome))
-        if not self._relay_answers and node.index == 0:
-            content = nodes.read_tail(host, str(folder.metrics), METRICS_TAIL_BYTES)
-            steps = self.plan.recipe.training.steps
-            beat = heartbeat_from(content, cell=node.cell, attempt=self._record.attempt, steps=steps)
-        lines = self._last_lines(host, node, outcome) if failed else ()
-        return NodeFacts(cell=node.cell, node=node.index, state=state, outcome=outcome, heartbeat=beat, lines=lines)
+        outcome = read_outcome(host, str(folder.outcome)) if state.state == "ended" else None
+        lines = self._last_lines(host, node, outcome) if state.outcome == "failed" else ()
+        return NodeFacts(cell=node.cell, node=node.index, state=state, outcome=outcome, lines=lines)
 
     def _last_lines(self, host: Host, node: NodeRecord, outcome: Outcome | None) -> tuple[str, ...]:
         """The end of the log of the rank that failed, or of what torchrun itself printed."""

@@ -67,14 +67,17 @@ class LogReader:
         """Nodes whose logs could not be read at the last try, each with the reason."""
         return list(self._lost.values())
 
-    def first(self, *, tail: int | None = None, since: float | None = None) -> list[Line]:
+    def first(self, *, tail: int | None = None, since: float | None = None, final: bool = False) -> list[Line]:
         """What is in the logs now, merged in order of time.
 
         Args:
             tail: only the last so many lines of the whole.
             since: only lines from this time on, seconds since the epoch.
+            final: nothing is read after this, so a last line without its newline counts as well.
         """
         lines = self._read(tail)
+        if final:
+            lines = merge([lines, *(one.rest() for one in self._tails.values())])
         if since is not None:
             lines = [line for line in lines if line.at >= since]
         return lines if tail is None else last(lines, tail)
@@ -82,10 +85,6 @@ class LogReader:
     def more(self) -> list[Line]:
         """Lines that have become whole since the last read."""
         return self._read(None)
-
-    def rest(self) -> list[Line]:
-        """The last lines that no newline has ended, once nothing more will come."""
-        return merge([tail.rest() for tail in self._tails.values()])
 
     def _read(self, tail: int | None) -> list[Line]:
         batches: list[list[Line]] = []

@@ -15,7 +15,7 @@ from islandctl.config.paths import RunFolder
 from islandctl.fleet import node as nodes
 from islandctl.fleet import supervisor, tunnel
 from islandctl.fleet.host import Host
-from islandctl.fleet.provision import make_bundle, prepare
+from islandctl.fleet.provision import RELAY_NEEDS, make_bundle, prepare
 from islandctl.planner.plan import Plan
 from islandctl.runs import record as records
 from islandctl.runs.reach import Reach, Say, demand, each
@@ -109,7 +109,7 @@ def _place(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> tuple[KeptR
         python, code, keeper = own_python(), own_code(), str(Path(supervisor.__file__).resolve())
     else:
         host = reach.beside(name)
-        made = prepare(host, reach.profile_beside(name), make_bundle(), say)
+        made = prepare(host, reach.profile_beside(name), make_bundle(), say, needs=RELAY_NEEDS)
         folder = PurePosixPath(made.work_dir) / "runs" / record.run / "relay"
         python, code, keeper = made.python, made.code, made.supervisor
     host_name = "" if name == CONTROLLER else name

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from islandctl.config.paths import RunFolder
 from islandctl.config.site import SiteProfile, Ssh
 from islandctl.errors import HostKeyError, IslandError, PreflightError, UnreachableError
-from islandctl.fleet.connect import Fleet, this_machine
 from islandctl.fleet.host import Host
+from islandctl.fleet.local import LocalHost
 from islandctl.planner.plan import Plan
+
+if TYPE_CHECKING:
+    from islandctl.fleet.connect import Fleet
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -45,8 +49,11 @@ class Reach:
 
     def __init__(self, plan: Plan, run: str, say: Say) -> None:
         self._plan = plan
-        self._fleet = Fleet(known_hosts=RunFolder.of(run).known_hosts, on_message=say)
-        self._controller = this_machine()
+        self._known_hosts = RunFolder.of(run).known_hosts
+        self._say = say
+        self._controller = LocalHost()
+        self._guard = threading.Lock()
+        self._made: Fleet | None = None
 
     def __enter__(self) -> Reach:
         return self
@@ -62,13 +69,16 @@ class Reach:
         Raises:
             UnreachableError, HostKeyError, PreflightError: as ``fleet.connect`` does.
         """
-        return self._fleet.host(self._plan.site(site), host)
+        profile = self._plan.site(site)
+        if profile.scheduler == "local":
+            return LocalHost(f"{site}/local")
+        return self._fleet().host(profile, host)
 
     def beside(self, host: str) -> Host:
         """A host that belongs to no cell (the relay's); empty: the controller. A site that lists it lends its ssh."""
         if not host:
             return self._controller
-        return self._fleet.host(self.profile_beside(host), host)
+        return self._fleet().host(self.profile_beside(host), host)
 
     def profile_beside(self, host: str) -> SiteProfile:
         """The profile under which ``host`` is reached: that of the site that lists it, or a bare one."""
@@ -83,7 +93,18 @@ class Reach:
 
     def close(self) -> None:
         """Give all connections back."""
-        self._fleet.close()
+        with self._guard:
+            if self._made is not None:
+                self._made.close()
+
+    def _fleet(self) -> Fleet:
+        """Made when first needed: a run on this machine alone never loads an SSH library."""
+        from islandctl.fleet.connect import Fleet
+
+        with self._guard:
+            if self._made is None:
+                self._made = Fleet(known_hosts=self._known_hosts, on_message=self._say)
+            return self._made
 
 
 def each(items: Sequence[T], work: Callable[[T], R]) -> list[Verdict[T, R]]:

@@ -32,7 +32,7 @@ STOP_TIMEOUT_S = 15.0
 
 def make_secrets(record: RunRecord, plan: Plan) -> None:
     """The run's certificate and tokens, in the run's folder on the controller; made once."""
-    from islandctl.relay.certificate import make_certificate  # here: cryptography is slow to import
+    from islandctl.relay.certificate import make_certificate
 
     folder = RunFolder.of(record.run).secrets
     names = ["127.0.0.1", "localhost", *filter(None, [plan.recipe.relay.address])]
@@ -109,7 +109,7 @@ def client(record: RunRecord, *, timeout_s: float = 5.0, retry_s: float = 0.0) -
     Raises:
         UnreachableError: there is no relay yet.
     """
-    from islandctl.relay.client import RelayClient  # here: httpx is slow to import
+    from islandctl.relay.client import RelayClient  # it loads an HTTP library, which `--help` and friends do without
 
     folder = RunFolder.of(record.run).secrets
     if not record.relay_url:

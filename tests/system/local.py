@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+# The emulated link sets the pace: a window takes seconds on any machine, so that there is time to break things.
 RECIPE = """
 name: tiny
 model: {kind: moe, layers: 2, width: 32, heads: 2, hidden: 32, experts: 4, active_experts: 2}
@@ -25,6 +26,7 @@ exchange: {window: 20, fragments: 2, overlap: 2, chunk: 4096, late: {deadline: 3
 checkpoint: {every: 20}
 evaluation: {every: 20, sequences: 4}
 worker: {restart: {backoff: 200 ms}}
+relay: {emulate: {bandwidth: 100 Mbit/s, rtt: 150 ms}}
 """
 
 SITE = """
@@ -73,10 +75,25 @@ class Machine:
             check=False,
         )
 
+    def begin(self, *args: str) -> subprocess.Popen[str]:
+        """One command, begun; its output comes line by line."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "islandctl", *args],
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def arguments(self, steps: int, run: str) -> list[str]:
+        """What ``launch`` takes to run so many steps on both sites."""
+        sites = [part for name in ("east", "west") for part in ("--site", str(self.root / f"{name}.yaml"))]
+        return [str(self.recipe(steps)), *sites, "--run", run]
+
     def launch(self, steps: int, run: str, *options: str) -> subprocess.CompletedProcess[str]:
         """``islandctl launch`` on both sites."""
-        sites = [part for name in ("east", "west") for part in ("--site", str(self.root / f"{name}.yaml"))]
-        return self.islandctl("launch", str(self.recipe(steps)), *sites, "--run", run, *options)
+        return self.islandctl("launch", *self.arguments(steps, run), *options)
 
     def status(self, run: str) -> dict[str, Any]:
         """``islandctl status --json``."""

@@ -77,3 +77,16 @@ def test_trouble_before_the_workers_leaves_nothing(far: tuple[Machine, dict[str,
     assert done.returncode == 4
     assert "host key" in done.stderr
     assert json.loads(machine.islandctl("runs", "--json").stdout)[-1]["phase"] == "failed"
+
+
+def test_the_relay_on_a_host_of_its_own(far: tuple[Machine, dict[str, Sshd]]) -> None:
+    machine, known = far
+    recipe = machine.recipe(40)
+    host = known["east"].host
+    recipe.write_text(recipe.read_text().replace("relay: {", f"relay: {{host: '{host}', "))
+    sites = [part for name in ("east", "west") for part in ("--site", str(machine.root / f"{name}.yaml"))]
+    done = machine.islandctl("launch", str(recipe), *sites, "--run", "far")
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert steps_of(machine.status("far")) == [40, 40]
+    assert list(machine.root.glob("work dir/east/runs/far/relay/ledger.jsonl"))
+    assert machine.processes("far") == {}
