@@ -29,11 +29,10 @@ def status(
     from islandctl.cli.look import status_view
     from islandctl.errors import UnreachableError
     from islandctl.runs.gather import Watcher
-    from islandctl.runs.record import load, load_plan_of
+    from islandctl.runs.record import load
 
     record = load(run)
-    plan = load_plan_of(record)
-    with Watcher(record, plan, output.message) as watcher:
+    with Watcher(record, output.message) as watcher:
         if watch and not json:
             follow(watcher)
             return

@@ -13,7 +13,8 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,40}[a-z0
 class Model(BaseModel):
     """Frozen; unknown keys are refused; docstrings under fields become their descriptions."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    # defer_build: a command pays only for the models that it uses.
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, defer_build=True)
 
 
 class Settings(Model):

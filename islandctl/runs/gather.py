@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Generic, TypeVar
 
@@ -19,7 +19,7 @@ from islandctl.fleet import node as nodes
 from islandctl.fleet.host import Host
 from islandctl.fleet.job import SupervisorState
 from islandctl.ledger.joint import JointCheckpoint, joint_checkpoints
-from islandctl.planner.plan import Plan
+from islandctl.relay.glance import told_by_file
 from islandctl.relay.messages import Heartbeat, RelayStatus
 from islandctl.runs.checkpoints import ledger_from_file
 from islandctl.runs.metrics import heartbeat_from
@@ -76,12 +76,11 @@ class Watcher:
         deadline_s: for one look; who has not answered by then counts as unreachable in it.
     """
 
-    def __init__(self, record: RunRecord, plan: Plan, say: Say, *, deadline_s: float = 15.0) -> None:
+    def __init__(self, record: RunRecord, say: Say, *, deadline_s: float = 15.0) -> None:
         self._record = record
-        self.plan = plan
         self._say = say
         self._deadline_s = deadline_s
-        self._reach = Reach(plan, record.run, say)
+        self._reach = Reach(None, record.run, say)
         self._silent: set[str] = set()
         self._nodes: dict[tuple[int, int], Asked[NodeFacts]] = {}
         self._beside: dict[str, Asked[SupervisorState]] = {}
@@ -128,7 +127,7 @@ class Watcher:
             nodes=tuple(seen),
             launcher_alive=self._record.launcher_pid > 0 and _alive(self._record.launcher_pid),
         )
-        return combine(self._record, self.plan, facts)
+        return combine(self._record, facts)
 
     def _renew(self) -> None:
         """Read the record again: during a launch its nodes, relay and tunnels become known one after another."""
@@ -175,8 +174,8 @@ class Watcher:
 
         def ask() -> Heartbeat | None:
             content = nodes.read_tail(self._reach.host(node.site, node.host), path, METRICS_TAIL_BYTES)
-            steps = self.plan.recipe.training.steps
-            return heartbeat_from(content, cell=node.cell, attempt=self._record.attempt, steps=steps)
+            attempt, steps = self._record.attempt, self._record.steps
+            return heartbeat_from(content, cell=node.cell, attempt=attempt, steps=steps)
 
         return Asked(ask)
 
@@ -186,6 +185,10 @@ class Watcher:
         return joint[-1] if joint else None
 
     def _ask_relay(self) -> RelayStatus:
+        if self._record.relay is not None and not self._record.relay.host:
+            told = told_by_file(Path(self._record.relay.folder).parent, time.time())
+            if told is not None:
+                return told
         with client(self._record, timeout_s=RELAY_TIMEOUT_S) as relay:
             return relay.status()
 
