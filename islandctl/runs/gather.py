@@ -14,18 +14,16 @@ from typing import Generic, TypeVar
 from pydantic import ValidationError
 
 from islandctl.config.paths import CellFolder, RunFolder
-from islandctl.errors import IslandError
+from islandctl.errors import IslandError, UnreachableError
 from islandctl.fleet import node as nodes
 from islandctl.fleet.host import Host
 from islandctl.fleet.job import SupervisorState
 from islandctl.ledger.joint import JointCheckpoint, joint_checkpoints
 from islandctl.relay.glance import told_by_file
 from islandctl.relay.messages import Heartbeat, RelayStatus
-from islandctl.runs.checkpoints import ledger_from_file
 from islandctl.runs.metrics import heartbeat_from
 from islandctl.runs.reach import Reach, Say
 from islandctl.runs.record import NodeRecord, RunRecord, load
-from islandctl.runs.relay import client
 from islandctl.runs.status import Facts, NodeFacts, Outcome, RunStatus
 from islandctl.runs.watch import combine
 
@@ -180,17 +178,24 @@ class Watcher:
         return Asked(ask)
 
     def _read_joint(self) -> JointCheckpoint | None:
+        from islandctl.runs.checkpoints import ledger_from_file
+
         entries = ledger_from_file(self._record, self._reach)
         joint = joint_checkpoints(entries, len(self._record.cells))
         return joint[-1] if joint else None
 
     def _ask_relay(self) -> RelayStatus:
-        if self._record.relay is not None and not self._record.relay.host:
-            told = told_by_file(Path(self._record.relay.folder).parent, time.time())
+        relay = self._record.relay
+        if relay is not None and not relay.host:  # here: its files say more quickly what it would answer
+            told = told_by_file(Path(relay.folder).parent, time.time())
             if told is not None:
                 return told
-        with client(self._record, timeout_s=RELAY_TIMEOUT_S) as relay:
-            return relay.status()
+            if nodes.state(self._reach.beside(""), relay.folder).state in ("absent", "ended"):
+                raise UnreachableError("the relay has ended")
+        from islandctl.runs.relay import client  # it loads an HTTP library
+
+        with client(self._record, timeout_s=RELAY_TIMEOUT_S) as asked:
+            return asked.status()
 
     def _ask_about(self, host: str, folder: str) -> Asked[SupervisorState]:
         return Asked(lambda: nodes.state(self._reach.beside(host), folder))
