@@ -171,14 +171,10 @@ def prepare(
         wanted=[] if environment.build else [[name, list(least)] for name, least in needs.imports],
         timeout_s=CHECK_TIMEOUT_S,
     )
-<<<<<<< HEAD
-    _judge(host.label, environment.build, needs, found)
-=======
     received = time.time()
     began, ended = found["clock"]
     _judge_clock(host.label, clock_offset(sent, began, ended, received), on_message)
-    _judge(host.label, environment.build, python, found)
->>>>>>> ssh
+    _judge(host.label, environment.build, needs, found)
     work = PurePosixPath(found["work_dir"])
     code = work / "code" / bundle.hash
     if not found["code_there"]:
@@ -194,9 +190,6 @@ def prepare(
     )
 
 
-<<<<<<< HEAD
-def _judge(label: str, build: bool, needs: Needs, found: dict[str, Any]) -> None:
-=======
 def clock_offset(sent: float, began: float, ended: float, received: float) -> float:
     """How far the node's clock surely is ahead of this machine's, in seconds; negative: behind.
 
@@ -222,8 +215,7 @@ def _judge_clock(label: str, offset: float, on_message: Callable[[str], None]) -
     on_message(f"{told}; times in its logs are off by that")
 
 
-def _judge(label: str, build: bool, python: str, found: dict[str, Any]) -> None:
->>>>>>> ssh
+def _judge(label: str, build: bool, needs: Needs, found: dict[str, Any]) -> None:
     """Stop for what the probe has shown."""
     told = found["python"]
     if "error" in told:

@@ -30,11 +30,7 @@ STOP_TIMEOUT_S = 15.0
 
 def make_secrets(record: RunRecord, plan: Plan) -> None:
     """The run's certificate and tokens, in the run's folder on the controller; made once."""
-<<<<<<< HEAD
-    from islandctl.relay.certificate import make_certificate
-=======
     from islandctl.relay.certificate import make_certificate  # here: cryptography is slow to import
->>>>>>> ssh
 
     folder = RunFolder.of(record.run).secrets
     names = ["127.0.0.1", "localhost", *filter(None, [plan.recipe.relay.address])]
@@ -57,6 +53,7 @@ def relay_files(record: RunRecord, plan: Plan, *, host: str, port: int) -> dict[
     Args:
         host, port: where it listens.
     """
+
     from islandctl.relay.settings import RelaySettings
     from islandctl.relay.tokens import token_hash
 
@@ -114,11 +111,7 @@ def client(record: RunRecord, *, timeout_s: float = 5.0, retry_s: float = 0.0) -
     Raises:
         UnreachableError: there is no relay yet.
     """
-<<<<<<< HEAD
-    from islandctl.relay.client import RelayClient  # it loads an HTTP library, which `--help` and friends do without
-=======
     from islandctl.relay.client import RelayClient  # here: httpx is slow to import
->>>>>>> ssh
 
     folder = RunFolder.of(record.run).secrets
     if not record.relay_url:
