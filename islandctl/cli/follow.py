@@ -41,12 +41,14 @@ def end(watcher: Watcher, status: RunStatus) -> int:
 
     A failed run keeps its relay only as long as this takes as well: everything it knows is in its files.
     """
-    from islandctl.runs.record import load
+    from islandctl.runs.record import load, load_plan_of
     from islandctl.runs.stop import stop
 
     record = load(watcher.run)
     if record.phase == "launched":
-        report = stop(record, watcher.plan, output.message, deadline_s=0.0, reason=status.detail or status.state)
+        report = stop(
+            record, load_plan_of(record), output.message, deadline_s=0.0, reason=status.detail or status.state
+        )
         for line in report.lines:
             output.message(line)
         return exit_code(status) or report.exit_code

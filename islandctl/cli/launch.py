@@ -41,7 +41,7 @@ def launch(
     _confirm(plan, yes)
     record = start(plan, run, output.message)
     output.message(f"{record.run}: the workers are started; islandctl status {record.run}")
-    with Watcher(record, plan, output.message) as watcher:
+    with Watcher(record, output.message) as watcher:
         if detach:
             if json:
                 output.as_json(watcher.look())

@@ -5,6 +5,7 @@ Everything heavy is imported inside the commands, so that ``islandctl --help`` c
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, NoReturn
@@ -23,6 +24,9 @@ from islandctl.cli.schema import schema
 from islandctl.cli.status import status
 from islandctl.cli.stop import stop
 from islandctl.errors import IslandError
+
+# No plugin of pydantic is used, and looking for some at every start costs as much as a command may.
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 app = typer.Typer(
     name="islandctl",
