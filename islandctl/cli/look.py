@@ -177,7 +177,7 @@ def _cells(status: RunStatus, *, wide: bool) -> Table:
     sites = list(dict.fromkeys(cell.site for cell in status.cells))
     for cell in status.cells:
         values = [value for _, value in cell.bits_per_byte]
-        bits = f"{values[-1]:.4f} {sparkline(values, 10 if wide else 6)}" if values else "-"
+        bits = f"{values[-1]:.4f} {sparkline(values, 9 if wide else 6)}" if values else "-"
         rounds = [_number(number) for number in (cell.rounds_sent, cell.rounds_late, cell.rounds_skipped)]
         beat = "files" if cell.source == "files" else brief(cell.heartbeat_age_s)
         made.add_row(
