@@ -176,12 +176,13 @@ def _cells(status: RunStatus, *, wide: bool) -> Table:
     made = table("cell", "state", "step", "bits per byte", "tokens/s", *more, right=numbers)
     sites = list(dict.fromkeys(cell.site for cell in status.cells))
     for cell in status.cells:
+        colour = SITE_COLOURS[sites.index(cell.site) % len(SITE_COLOURS)]
         values = [value for _, value in cell.bits_per_byte]
         bits = f"{values[-1]:.4f} {sparkline(values, 9 if wide else 6)}" if values else "-"
         rounds = [_number(number) for number in (cell.rounds_sent, cell.rounds_late, cell.rounds_skipped)]
         beat = "files" if cell.source == "files" else brief(cell.heartbeat_age_s)
         made.add_row(
-            Text(short(cell.name, 16 if wide else 12), style=SITE_COLOURS[sites.index(cell.site) % len(SITE_COLOURS)]),
+            Text(short(cell.name, 16 if wide else 12), style=colour),
             Text(cell.state, style=_COLOURS.get(cell.state, "default")),
             _number(cell.step),
             bits,

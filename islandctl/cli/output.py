@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import re
 import sys
@@ -41,7 +42,8 @@ def typeable(text: str) -> str:
     found = which("islandctl")
     if found is not None and os.path.exists(called) and os.path.samefile(found, called):
         return text
-    return _COMMAND.sub(lambda _: called, text)
+    near = os.path.relpath(called)
+    return _COMMAND.sub(lambda _: called if near.startswith("..") else near, text)
 
 
 def lively(stream: TextIO) -> bool:
@@ -77,7 +79,16 @@ def as_json(value: BaseModel | Any) -> None:
     from pydantic import BaseModel
 
     plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
-    print(json.dumps(plain, indent=2, ensure_ascii=False))
+    print(json.dumps(_finite(plain), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no word for an infinite loss or one that is no number: null."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def message(text: str) -> None:
