@@ -90,6 +90,7 @@ def _live(watcher: Watcher) -> RunStatus:
 
     console, events = output.console(), Events()
     shown: deque[tuple[str, str]] = deque(maxlen=SHOWN_EVENTS)
+    console.print()
     with Live(console=console, auto_refresh=False, transient=False) as screen:
         while True:
             status = watcher.look()

@@ -88,7 +88,7 @@ def table(*headings: str, right: Sequence[str] = ()) -> Table:
     from rich import box
     from rich.table import Table
 
-    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for heading in headings:
         made.add_column(heading, justify="right" if heading in right else "left", no_wrap=True)
     return made
@@ -174,11 +174,12 @@ def _cells(status: RunStatus, *, wide: bool) -> Table:
     numbers = ("step", "tokens/s", "sent", "late", "skipped", "beat")
     more = numbers[2:] if wide else ()
     made = table("cell", "state", "step", "bits per byte", "tokens/s", *more, right=numbers)
+    for column, least in ((1, 11), (2, len(str(status.steps))), (3, 17 if wide else 13)):
+        made.columns[column].min_width = least  # so that nothing jumps while the run goes on
     sites = list(dict.fromkeys(cell.site for cell in status.cells))
     for cell in status.cells:
         colour = SITE_COLOURS[sites.index(cell.site) % len(SITE_COLOURS)]
-        values = [value for _, value in cell.bits_per_byte]
-        bits = f"{values[-1]:.4f} {sparkline(values, 9 if wide else 6)}" if values else "-"
+        bits = _bits(cell.bits_per_byte, 10 if wide else 6)
         rounds = [_number(number) for number in (cell.rounds_sent, cell.rounds_late, cell.rounds_skipped)]
         beat = "files" if cell.source == "files" else brief(cell.heartbeat_age_s)
         made.add_row(
@@ -190,6 +191,13 @@ def _cells(status: RunStatus, *, wide: bool) -> Table:
             *([*rounds, beat] if wide else ()),
         )
     return made
+
+
+def _bits(curve: Sequence[tuple[int, float]], width: int) -> str:
+    """The last value, and the curve without the untrained model, beside which everything would look flat."""
+    if not curve:
+        return "-"
+    return f"{curve[-1][1]:.4f} {sparkline([value for step, value in curve if step > 0], width)}".rstrip()
 
 
 def short(name: str, length: int) -> str:
