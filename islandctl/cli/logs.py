@@ -59,8 +59,11 @@ def logs(
 
     with LogReader(record, plan, output.message, sites=site or (), ranks=rank or ()) as reader:
         try:
-            for line in reader.first(tail=tail, since=start, final=not follow):
+            lines = reader.first(tail=tail, since=start, final=not follow)
+            for line in lines:
                 show(line)
+            if not lines and tail != 0 and not reader.unreachable:
+                output.message(f"{record.run}: no such log line yet")
             sys.stdout.flush()
             while follow:
                 time.sleep(0.5)

@@ -121,17 +121,8 @@ class StatusView:
         yield _progress(status, width)
         if status.detail:
             yield Text(status.detail)
-        yield Text("")
-        whole = _cells(status, wide=True)
-        fits = console.measure(whole, options=options.update(max_width=1000)).maximum <= width
-        yield whole if fits else _cells(status, wide=False)
-        yield Text("")
-        yield _fact("rounds", _rounds(status))
-        joint = status.joint_checkpoint
-        yield _fact("checkpoint", "no joint one yet" if joint is None else f"step {joint.step}, joint")
-        for cell in status.cells:
-            for note in _notes(cell):
-                yield _fact(short(cell.name, 16), note)
+        if status.cells:
+            yield from self._of_cells(console, options, width)
         if status.culprit is not None and status.culprit.lines:
             yield Text(f"last lines of {status.culprit.node}:", style="bold")
             for line in status.culprit.lines:
@@ -144,6 +135,22 @@ class StatusView:
             yield Text.assemble((f"{moment}  ", "dim"), text)
         if self._foot:
             yield Text(f"\n{self._foot}", style="dim")
+
+    def _of_cells(self, console: Console, options: ConsoleOptions, width: int) -> Iterator[RenderableType]:
+        from rich.text import Text
+
+        status = self._status
+        yield Text("")
+        whole = _cells(status, wide=True)
+        fits = console.measure(whole, options=options.update(max_width=1000)).maximum <= width
+        yield whole if fits else _cells(status, wide=False)
+        yield Text("")
+        yield _fact("rounds", _rounds(status))
+        joint = status.joint_checkpoint
+        yield _fact("checkpoint", "no joint one yet" if joint is None else f"step {joint.step}, joint")
+        for cell in status.cells:
+            for note in _notes(cell):
+                yield _fact(short(cell.name, 16), note)
 
 
 def _headline(status: RunStatus) -> Text:

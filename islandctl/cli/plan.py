@@ -35,8 +35,11 @@ def plan(
       islandctl plan recipe.yaml --site us.yaml --site asia.yaml --json | jq .feasible
     """
     from islandctl.config.load import load_recipe, load_site
+    from islandctl.planner.file import is_plan
     from islandctl.planner.make import make_plan
 
+    if is_plan(recipe):
+        raise UsageError(f"{recipe}: is a plan already", hint=f"islandctl launch {recipe}")
     made = make_plan(load_recipe(recipe), [load_site(path) for path in site])
     if out is not None:
         save_plan(made, out)

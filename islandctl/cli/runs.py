@@ -15,7 +15,7 @@ def runs(
       islandctl runs --json | jq -r '.[].run'
     """
     from islandctl.cli import output
-    from islandctl.cli.look import age, duration, table
+    from islandctl.cli.look import age, brief, table
     from islandctl.runs.record import load_all
 
     records = load_all()
@@ -34,9 +34,12 @@ def runs(
     if not records:
         output.message("no run yet; islandctl launch RECIPE --site PROFILE starts one")
         return
-    shown = table("run", "started", "last command", "attempt", "cells", right=("attempt",))
-    shown.columns[-1].no_wrap = False
+    shown = table("run", "started", "last known", "attempt", "cells", "note", right=("attempt",))
+    for column in shown.columns[-2:]:
+        column.no_wrap = False
     for record in records:
         cells = ", ".join(cell.name for cell in record.cells)
-        shown.add_row(record.run, f"{duration(age(record.created))} ago", record.phase, str(record.attempt), cells)
+        known, note = ("finished", "") if record.reason == "finished" else (record.phase, record.reason)
+        ago = f"{brief(age(record.created))} ago"
+        shown.add_row(record.run, ago, known, str(record.attempt), cells, note)
     output.console().print(shown)
