@@ -119,8 +119,6 @@ class StatusView:
         status, width = self._status, min(options.max_width, 100)
         yield _headline(status)
         yield _progress(status, width)
-        if status.detail:
-            yield Text(status.detail)
         if status.cells:
             yield from self._of_cells(console, options, width)
         if status.culprit is not None and status.culprit.lines:
@@ -159,6 +157,8 @@ def _headline(status: RunStatus) -> Text:
     text = Text.assemble((status.run, "bold"), "  ", (status.state, _COLOURS.get(status.state, "default")))
     if status.attempt > 1:
         text.append(f"  attempt {status.attempt}")
+    if status.detail:
+        text.append(f"  {status.detail}")
     return text
 
 

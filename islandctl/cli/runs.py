@@ -35,8 +35,8 @@ def runs(
         output.message("no run yet; islandctl launch RECIPE --site PROFILE starts one")
         return
     shown = table("run", "started", "last known", "attempt", "cells", "note", right=("attempt",))
-    for column in shown.columns[-2:]:
-        column.no_wrap = False
+    shown.columns[-2].no_wrap = False
+    shown.columns[-1].overflow = "ellipsis"
     for record in records:
         cells = ", ".join(cell.name for cell in record.cells)
         known, note = ("finished", "") if record.reason == "finished" else (record.phase, record.reason)
