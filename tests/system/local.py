@@ -69,6 +69,7 @@ class Machine:
         self.env = {**os.environ, "ISLANDCTL_HOME": str(root / "home"), "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
         self.changes = recipe or {}
         """What the recipe of this machine has otherwise than RECIPE."""
+        self.begun: list[subprocess.Popen[str]] = []
         for name in ("east", "west"):
             self.site(name)
 
@@ -107,8 +108,8 @@ class Machine:
         return done
 
     def begin(self, *args: str) -> subprocess.Popen[str]:
-        """One command, begun; its output comes line by line."""
-        return subprocess.Popen(
+        """One command, begun; its output comes line by line. It ends with ``ending`` at the latest."""
+        begun: subprocess.Popen[str] = subprocess.Popen(
             [sys.executable, "-m", "islandctl", *args],
             env=self.env,
             stdin=subprocess.DEVNULL,
@@ -116,6 +117,8 @@ class Machine:
             stderr=subprocess.PIPE,
             text=True,
         )
+        self.begun.append(begun)
+        return begun
 
     def arguments(self, steps: int, run: str) -> list[str]:
         """What ``launch`` takes to run so many steps on both sites."""
@@ -251,6 +254,9 @@ def ending(machine: Machine) -> Iterator[Machine]:
     try:
         yield machine
     finally:
+        for command in machine.begun:
+            command.kill()
+            command.communicate()
         for folder in machine.runs.glob("*"):
             if (folder / "run.json").exists():
                 machine.kill_everything(folder.name)
