@@ -410,6 +410,8 @@ class Supervisor:
         told = read_json(path) if path and _signature(path) != before else None
         if told is None or (told.get("outcome") == "failed" and told.get("retry", True)):
             return None
+        if told.get("outcome") == "stopped" and told.get("retry") and not self.asked:
+            return None  # somebody's signal, or ours to the rest of a child that died: nobody asked for a stop
         if told.get("outcome") not in ("finished", "stopped", "failed"):
             return None
         return {"outcome": told["outcome"], "reason": told.get("reason") or ""}
