@@ -202,7 +202,7 @@ class Sshd:
             try:
                 socket.create_connection((self.address, self.port), timeout=1).close()
             except OSError:
-                time.sleep(0.02)
+                time.sleep(0.005)
             else:
                 return
         raise RuntimeError(f"sshd did not start: {(self.folder / 'sshd.log').read_text()[-2000:]}")

@@ -77,15 +77,15 @@ class Kept:
     def log(self) -> str:
         return (self.folder / "logs" / "node-0.log").read_text()
 
-    def left(self) -> list[node.Leftover]:
-        return node.leftovers(HOST, self.mark)
+    def left(self) -> list[dict[str, Any]]:
+        return supervisor.leftovers(self.mark)
 
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Iterator[Kept]:
     kept = Kept(tmp_path)
     yield kept
-    node.end_leftovers(HOST, kept.mark, 0.0)
+    supervisor.end_marked(kept.mark, None, 0.0)
     assert kept.left() == []
 
 
