@@ -511,6 +511,7 @@ def start(folder: str, python: str) -> dict[str, Any]:
 def stop(folder: str, timeout_s: float) -> dict[str, Any]:
     """Set the stop switch and wait for the end; a lost supervisor's leftovers are ended here. ``late``: not yet."""
     if states([folder])[0]["state"] in ("absent", "ended"):
+        _see_it_gone(folder)
         return {"late": False}
     with open(os.path.join(folder, "stop"), "w"):
         pass
@@ -529,7 +530,15 @@ def stop(folder: str, timeout_s: float) -> dict[str, Any]:
         verdict = {"outcome": "stopped", "code": None, "signal": None, "reason": reason, "at": utc()}
         write_json(os.path.join(folder, "exit.json"), dict(verdict, restarts=state.get("restarts", 0)), durable=True)
         write_json(os.path.join(folder, "state.json"), dict(state, state="ended", child_pid=None, since=utc()))
+    _see_it_gone(folder)
     return {"late": False}
+
+
+def _see_it_gone(folder: str) -> None:
+    """A supervisor that has written its last word is still a process for a moment; whoever proves an end waits."""
+    deadline = time.monotonic() + 5.0
+    while lives(read_json(os.path.join(folder, "state.json"))) and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def command(arguments: list[str]) -> int:
