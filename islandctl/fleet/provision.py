@@ -174,7 +174,7 @@ def prepare(
     received = time.time()
     began, ended = found["clock"]
     _judge_clock(host.label, clock_offset(sent, began, ended, received), on_message)
-    _judge(host.label, environment.build, needs, found)
+    _judge(host.label, environment.build, needs, found, own=own)
     work = PurePosixPath(found["work_dir"])
     code = work / "code" / bundle.hash
     if not found["code_there"]:
@@ -215,8 +215,8 @@ def _judge_clock(label: str, offset: float, on_message: Callable[[str], None]) -
     on_message(f"{told}; times in its logs are off by that")
 
 
-def _judge(label: str, build: bool, needs: Needs, found: dict[str, Any]) -> None:
-    """Stop for what the probe has shown."""
+def _judge(label: str, build: bool, needs: Needs, found: dict[str, Any], *, own: bool = False) -> None:
+    """Stop for what the probe has shown. ``own``: the interpreter is islandctl's own."""
     told = found["python"]
     if "error" in told:
         raise PreflightError(
@@ -237,7 +237,9 @@ def _judge(label: str, build: bool, needs: Needs, found: dict[str, Any]) -> None
     if told["missing"] and not build:
         raise PreflightError(
             f"{label}: {told['executable']} lacks what {needs.who} needs: {_listed(told['missing'])}",
-            hint="set environment.build: true, or type there: "
+            hint="pip install 'islandctl[worker]'; or set environment.build: true in the site profile"
+            if own
+            else "set environment.build: true, or type there: "
             + _pip_line(told["executable"], told["missing"], needs),
         )
 

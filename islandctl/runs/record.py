@@ -9,6 +9,7 @@ import difflib
 import secrets
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import ValidationError
@@ -226,11 +227,7 @@ def load(run: str | None = None) -> RunRecord:
             hint=f"remove the folder {path.parent}, or choose another name with --run",
         ) from error
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise UsageError(
-            f"{path}: {place}: {first['msg']}", hint="the record was written by another version?"
-        ) from error
+        raise UsageError(_first(path, error), hint="was it written by another version?") from error
 
 
 def load_all() -> list[RunRecord]:
@@ -256,11 +253,9 @@ def load_plan_of(record: RunRecord) -> Plan:
     try:
         return Plan.model_validate_json(path.read_bytes())
     except FileNotFoundError as error:
-        raise UsageError(f"{path}: the run's plan is missing") from error
+        raise UsageError(f"{path}: the run's plan is missing", hint="bring the file back from a copy") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise UsageError(f"{path}: {place}: {first['msg']}", hint="was it written by another version?") from error
+        raise UsageError(_first(path, error), hint="was it written by another version?") from error
 
 
 def check_plan_of(record: RunRecord, plan: Plan) -> None:
@@ -274,6 +269,13 @@ def check_plan_of(record: RunRecord, plan: Plan) -> None:
             f"{RunFolder.of(record.run).plan}: the plan is not the one that was launched (its hash differs)",
             hint="bring the file back; or it was written by another version of islandctl: resume with that one",
         )
+
+
+def _first(path: Path, error: ValidationError) -> str:
+    """The first fault of a file, with its place."""
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"])
+    return ": ".join(filter(None, (str(path), place, first["msg"])))
 
 
 def _check_name(name: str) -> None:

@@ -175,6 +175,24 @@ def test_an_interpreter_without_torch_says_what_is_missing(package: Path, tmp_pa
         prepare(LOCAL, site(tmp_path, python=python), make_bundle(package))
     assert f"{python} lacks what a worker needs: torch (No module named 'torch'), numpy (" in caught.value.message
     assert f"{python} -m pip install 'torch>=2.10' 'numpy>=1.26' 'pydantic>=2.9,<3'" in caught.value.hint
+
+
+def test_without_torch_on_this_machine_it_says_which_extra_to_install(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provision, "WORKER_IMPORTS", (("no_such_module", ()),))
+    profile = {
+        "name": "here",
+        "scheduler": "local",
+        "gpu": {"type": "cpu", "count": 1, "per_node": 1},
+        "wan": {"up": "1 Gbit/s", "down": "1 Gbit/s", "rtt": "1 ms"},
+        "cpu": {"cores": 1, "memory": "1 GiB"},
+        "environment": {"build": False},
+        "work_dir": str(tmp_path / "work"),
+    }
+    with pytest.raises(PreflightError, match="lacks what a worker needs") as caught:
+        prepare(LOCAL, SiteProfile.model_validate(profile), make_bundle(package))
+    assert caught.value.hint.startswith("pip install 'islandctl[worker]'")
     assert "environment.build: true" in caught.value.hint
 
 
