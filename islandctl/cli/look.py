@@ -154,6 +154,8 @@ def _relay_line(status: RunStatus) -> str:
     relay = status.relay
     if relay.state == "ended" and status.ended:
         return "relay: ended with the run"
+    if relay.state == "absent":
+        return "relay: was never started"
     if relay.state != "answering":
         return f"relay: [yellow]{relay.state}[/] {escape(relay.detail)}".rstrip()
     empty = f", {relay.rounds_empty} empty" if relay.rounds_empty else ""

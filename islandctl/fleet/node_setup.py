@@ -13,6 +13,7 @@ import platform
 import shutil
 import subprocess
 import tarfile
+import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -107,7 +108,12 @@ def check(python: str, setup: list[str], wanted: list[Any], timeout_s: float) ->
 def probe(args: dict[str, Any], _: bytes) -> dict[str, Any]:
     """What this node is: home, work folder, free space, architecture, the profile's interpreter, code or none."""
     work = expand(args["work_dir"])
-    os.makedirs(work, exist_ok=True)
+    try:
+        os.makedirs(work, exist_ok=True)
+        with tempfile.TemporaryFile(dir=work):
+            pass
+    except OSError as error:
+        return {"work_dir": work, "unfit": error.strerror}
     code = os.path.join(work, "code", args["bundle_hash"])
     return {
         "home": os.path.expanduser("~"),

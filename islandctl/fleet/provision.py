@@ -180,6 +180,11 @@ def prepare(
 
 def _judge(label: str, build: bool, needs: Needs, found: dict[str, Any]) -> None:
     """Stop for what the probe has shown."""
+    if "unfit" in found:
+        raise PreflightError(
+            f"{label}: cannot write into the work folder {found['work_dir']}: {found['unfit']}",
+            hint="set work_dir in the site profile to a folder that can be written on every node",
+        )
     told = found["python"]
     if "error" in told:
         raise PreflightError(

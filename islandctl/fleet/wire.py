@@ -120,8 +120,9 @@ def result(label: str, call: Call, done: Completed) -> Any:
         noise = last_line(done.stderr) or last_line(done.stdout) or "no output"
         raise PreflightError(f"{label}: python gave no answer (exit code {done.code}): {noise}")
     if "error" in value:
-        where = f" (line {value['line']})" if value["error"] not in ("OSError", "PermissionError") else ""
-        raise PreflightError(f"{label}: {value['error']}: {value['message']}{where}")
+        if value["errno"] is not None:  # the system's own words: what is wrong, and with which file
+            raise PreflightError(f"{label}: {re.sub(r'^.Errno [0-9]+. ', '', value['message'])}")
+        raise PreflightError(f"{label}: {value['error']}: {value['message']} (line {value['line']})")
     return value["result"]
 
 

@@ -131,7 +131,8 @@ class Culprit(Model):
 class RelayView(Model):
     """The relay in the status."""
 
-    state: Literal["answering", "unreachable", "ended"]
+    state: Literal["answering", "unreachable", "ended", "absent"]
+    """``absent``: never started."""
     detail: str = ""
     rounds_committed: int | None = None
     rounds_empty: int | None = None
