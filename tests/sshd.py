@@ -39,6 +39,10 @@ def sshd_path() -> str:
     return found
 
 
+SHELLS = [shell for shell in ("sh", "bash", "dash", "zsh", "fish", "tcsh", "csh") if shutil.which(shell)]
+"""The login shells of this machine; scripts/setup-sshd installs the rarer ones where it may."""
+
+
 def make_key(path: Path, kind: str = "ed25519", comment: str = "test", passphrase: str = "") -> Path:
     """A new key pair at ``path`` and ``path.pub``."""
     path.unlink(missing_ok=True)
@@ -122,10 +126,11 @@ class Sshd:
         namespace: bool = False,
         login_shell: str | None = None,
         path: str | None = None,
+        home: str = "home",
         options: Sequence[str] = (),
     ) -> None:
         self.folder = folder
-        self.home = folder / "home"
+        self.home = folder / home
         self.home.mkdir(parents=True)
         self.namespace = Namespace() if namespace else None
         self.address = self.namespace.address if self.namespace else address
@@ -137,8 +142,9 @@ class Sshd:
         shutil.copy(folder / "client_key.pub", folder / "authorized_keys")
         self.new_host_key()
         self.remember()
-        environment = [f"HOME={self.home}"] + ([f"PATH={path}"] if path is not None else [])
+        environment = [f"HOME={self.home}", "LANG=C.UTF-8"] + ([f"PATH={path}"] if path is not None else [])
         lines = [
+            *options,  # the first value counts
             f"ListenAddress {f'[{self.address}]' if ':' in self.address else self.address}:{self.port}",
             f"HostKey {folder}/host_key",
             f"AuthorizedKeysFile {folder}/authorized_keys",
@@ -149,9 +155,8 @@ class Sshd:
             "KbdInteractiveAuthentication no",
             "PermitRootLogin yes",
             "PrintMotd no",
-            "SetEnv " + " ".join(environment),
+            "SetEnv " + " ".join(f'"{variable}"' for variable in environment),
             *([f"ForceCommand {self._shell_wrapper(login_shell)}"] if login_shell else []),
-            *options,
         ]
         (folder / "sshd_config").write_text("\n".join(lines) + "\n")
         self.start()
@@ -200,6 +205,14 @@ class Sshd:
             else:
                 return
         raise RuntimeError(f"sshd did not start: {(self.folder / 'sshd.log').read_text()[-2000:]}")
+
+    def signal_sessions(self, number: int) -> None:
+        """Send a signal to the server's side of all connections, not to the commands that they carry."""
+        assert self._process is not None
+        for pid in _children(self._process.pid):
+            with suppress(OSError):
+                if "sshd" in Path(f"/proc/{pid}/comm").read_text():
+                    os.kill(pid, number)
 
     def drop(self) -> None:
         """Stop listening and end all connections, as when the machine goes down."""

@@ -44,13 +44,15 @@ def end(watcher: Watcher, status: RunStatus) -> int:
 
     A failed run keeps its relay only as long as this takes as well: everything it knows is in its files.
     """
-    from islandctl.runs.record import load
+    from islandctl.runs.record import load, load_plan_of
     from islandctl.runs.stop import stop
 
     record = load(watcher.run)
     code = exit_code(status)
     if record.phase == "launched":
-        report = stop(record, watcher.plan, output.message, deadline_s=0.0, reason=status.detail or status.state)
+        report = stop(
+            record, load_plan_of(record), output.message, deadline_s=0.0, reason=status.detail or status.state
+        )
         for line in report.model_copy(update={"checkpoint": None}).lines:
             output.message(line)
         code = code or report.exit_code

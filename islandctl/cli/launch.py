@@ -47,7 +47,7 @@ def launch(
         output.message("interrupted before the workers ran; what was started is ended again")
         raise typer.Exit(130) from None
     output.message(f"{record.run}: the workers are started; islandctl status {record.run}")
-    with Watcher(record, plan, output.message) as watcher:
+    with Watcher(record, output.message) as watcher:
         if detach:
             if json:
                 output.as_json(watcher.look())

@@ -5,6 +5,7 @@ Everything heavy is imported inside the commands, so that ``islandctl --help`` c
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
@@ -28,6 +29,9 @@ from islandctl.errors import IslandError, UsageError
 _Misuse: type[Exception] = typer.BadParameter.__bases__[0]
 """What typer raises for a command line that it cannot read."""
 
+
+# No plugin of pydantic is used, and looking for some at every start costs as much as a command may.
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 app = typer.Typer(
     cls=Group,

@@ -32,7 +32,7 @@ def resume(
     record = load(run)
     plan = load_plan_of(record)
     record = resume_run(record, plan, output.message, step=step)
-    with Watcher(record, plan, output.message) as watcher:
+    with Watcher(record, output.message) as watcher:
         if detach:
             if json:
                 output.as_json(watcher.look())

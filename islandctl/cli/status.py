@@ -23,16 +23,16 @@ def status(
       islandctl status demo-1 --watch
       islandctl status demo-1 --json | jq '.cells[0].step'
     """
-    from islandctl.cli import output
+    from islandctl.runs.record import load
+
+    record = load(run)
+    from islandctl.cli import output  # from here on it costs time, which nobody waits for when there is no run
     from islandctl.cli.follow import follow
     from islandctl.cli.look import StatusView
     from islandctl.errors import UnreachableError
     from islandctl.runs.gather import Watcher
-    from islandctl.runs.record import load, load_plan_of
 
-    record = load(run)
-    plan = load_plan_of(record)
-    with Watcher(record, plan, output.message) as watcher:
+    with Watcher(record, output.message) as watcher:
         if watch and not json:
             follow(watcher)
             return

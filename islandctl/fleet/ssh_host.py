@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from islandctl.errors import PreflightError
 from islandctl.fleet import wire
 from islandctl.fleet.host import Completed
 from islandctl.fleet.hostkeys import HostKeys
 from islandctl.fleet.openssh import Hop
-from islandctl.fleet.ssh import Link, login
+
+if TYPE_CHECKING:
+    from islandctl.fleet.ssh import Link
 
 _NO_PYTHON = re.compile(rb"not found|no such file|unknown command|permission denied", re.IGNORECASE)
 _PATH_COMMAND = """/bin/sh -c 'echo "PATH there: $PATH"'"""
@@ -136,6 +138,8 @@ class SshHost:
 
     def _open(self, way: tuple[Hop, ...]) -> Link:
         """Log in to the last server of ``way``, through the ones before it."""
+        from islandctl.fleet.ssh import login  # here, since a controller of local sites never needs paramiko
+
         before, hop = way[:-1], way[-1]
         below = self._bastions.link(before, lambda: self._open(before)) if before else None
         label = self.label if way == self._way else f"{self.label}: jump host {hop.alias}"

@@ -89,7 +89,7 @@ def _prepare(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> RunRecord
         members = []
         for node in cell.nodes:
             made = prepared[cell.site, node.host]
-            folder = CellFolder(PurePosixPath(made.work_dir) / "runs" / record.run / cell.name)
+            folder = CellFolder(PurePosixPath(made.work_dir) / "runs" / record.mark / cell.name)
             members.append(
                 NodeRecord(
                     cell=cell.index,

@@ -10,15 +10,17 @@ import secrets
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import ValidationError
 
 from islandctl.config.model import Model, Name
 from islandctl.config.paths import RunFolder, home
 from islandctl.errors import UsageError
-from islandctl.planner.plan import Plan
 from islandctl.runs.files import make_folder, write_whole
+
+if TYPE_CHECKING:
+    from islandctl.planner.plan import Plan
 
 Phase = Literal["launching", "launched", "stopping", "stopped", "failed"]
 """What the controller last did: ``failed`` means the launch did not get as far as the workers."""
@@ -98,6 +100,10 @@ class RunRecord(Model):
     """UTC, ISO 8601."""
     plan_hash: str
     config_hash: str
+    steps: int
+    """Steps of the whole run."""
+    tokens_per_step: int
+    """Tokens that one cell trains in a step."""
     attempt: int = 1
     phase: Phase = "launching"
     reason: str = ""
@@ -181,6 +187,8 @@ def create(plan: Plan, run: str | None, *, launcher_pid: int) -> RunRecord:
             created=now(),
             plan_hash=plan.plan_hash,
             config_hash=plan.config_hash,
+            steps=plan.recipe.training.steps,
+            tokens_per_step=plan.recipe.training.batch * plan.recipe.training.sequence,
             launcher_pid=launcher_pid,
         )
     )
@@ -239,6 +247,8 @@ def load_plan_of(record: RunRecord) -> Plan:
     Raises:
         UsageError: it is missing or is no plan.
     """
+    from islandctl.planner.plan import Plan  # many classes; most looks at a run do without it
+
     path = RunFolder.of(record.run).plan
     try:
         return Plan.model_validate_json(path.read_bytes())

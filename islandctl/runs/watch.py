@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from islandctl.planner.plan import Plan
 from islandctl.relay.messages import CellStatus, Heartbeat
 from islandctl.runs.record import CellRecord, RunRecord
 from islandctl.runs.status import (
@@ -27,14 +26,12 @@ SILENT_AFTER_S = 60.0
 """Heartbeats come every few seconds; a minute without one is worth a word."""
 
 
-def combine(record: RunRecord, plan: Plan, facts: Facts) -> RunStatus:
+def combine(record: RunRecord, facts: Facts) -> RunStatus:
     """One view of the run from everything that is known."""
     cells = tuple(_cell(cell, record, facts) for cell in record.cells)
     culprit = find_culprit(record, facts)
     state, detail, hint = _overall(record, facts, cells, culprit)
     known = [cell.step for cell in cells if cell.step is not None]
-    steps = plan.recipe.training.steps
-    tokens_per_step = plan.recipe.training.batch * plan.recipe.training.sequence
     joint = facts.relay.joint_checkpoints[-1] if facts.relay and facts.relay.joint_checkpoints else facts.joint
     return RunStatus(
         run=record.run,
@@ -45,8 +42,10 @@ def combine(record: RunRecord, plan: Plan, facts: Facts) -> RunStatus:
         created=record.created,
         config_hash=record.config_hash,
         step=min(known) if len(known) == len(cells) and known else None,
-        steps=steps,
-        eta_s=eta_s(cells, steps, tokens_per_step) if state in ("running", "degraded", "waiting") else None,
+        steps=record.steps,
+        eta_s=eta_s(cells, record.steps, record.tokens_per_step)
+        if state in ("running", "degraded", "waiting")
+        else None,
         cells=cells,
         relay=_relay(facts),
         joint_checkpoint=joint,
