@@ -123,6 +123,7 @@ class Sshd:
         folder: Path,
         *,
         address: str = "127.0.0.1",
+        port: int | None = None,
         namespace: bool = False,
         login_shell: str | None = None,
         path: str | None = None,
@@ -134,7 +135,7 @@ class Sshd:
         self.home.mkdir(parents=True)
         self.namespace = Namespace() if namespace else None
         self.address = self.namespace.address if self.namespace else address
-        self.port = 22 if self.namespace else free_port()
+        self.port = port or (22 if self.namespace else free_port())
         self.user = pwd.getpwuid(os.getuid()).pw_name
         self.identity = make_key(folder / "client_key")
         self.known_hosts = folder / "known_hosts"
@@ -201,7 +202,7 @@ class Sshd:
             try:
                 socket.create_connection((self.address, self.port), timeout=1).close()
             except OSError:
-                time.sleep(0.02)
+                time.sleep(0.005)
             else:
                 return
         raise RuntimeError(f"sshd did not start: {(self.folder / 'sshd.log').read_text()[-2000:]}")

@@ -126,7 +126,8 @@ class SshHost:
         said = self._shell(_PATH_COMMAND, b"", 20.0).stdout
         seen = re.search(rb"PATH there: .*", said)
         raise PreflightError(
-            f"no {python} on {self.label} ({seen[0].decode(errors='replace').strip() if seen else 'PATH unknown'})",
+            f"{self.label}: there is no {python} "
+            f"({seen[0].decode(errors='replace').strip() if seen else 'PATH unknown'})",
             hint="install Python 3.8 or newer there, or give an absolute path as environment.python in the profile",
         )
 

@@ -410,6 +410,8 @@ class Supervisor:
         told = read_json(path) if path and _signature(path) != before else None
         if told is None or (told.get("outcome") == "failed" and told.get("retry", True)):
             return None
+        if told.get("outcome") == "stopped" and told.get("retry") and not self.asked:
+            return None  # somebody's signal, or ours to the rest of a child that died: nobody asked for a stop
         if told.get("outcome") not in ("finished", "stopped", "failed"):
             return None
         return {"outcome": told["outcome"], "reason": told.get("reason") or ""}
@@ -509,6 +511,7 @@ def start(folder: str, python: str) -> dict[str, Any]:
 def stop(folder: str, timeout_s: float) -> dict[str, Any]:
     """Set the stop switch and wait for the end; a lost supervisor's leftovers are ended here. ``late``: not yet."""
     if states([folder])[0]["state"] in ("absent", "ended"):
+        _see_it_gone(folder)
         return {"late": False}
     with open(os.path.join(folder, "stop"), "w"):
         pass
@@ -527,7 +530,15 @@ def stop(folder: str, timeout_s: float) -> dict[str, Any]:
         verdict = {"outcome": "stopped", "code": None, "signal": None, "reason": reason, "at": utc()}
         write_json(os.path.join(folder, "exit.json"), dict(verdict, restarts=state.get("restarts", 0)), durable=True)
         write_json(os.path.join(folder, "state.json"), dict(state, state="ended", child_pid=None, since=utc()))
+    _see_it_gone(folder)
     return {"late": False}
+
+
+def _see_it_gone(folder: str) -> None:
+    """A supervisor that has written its last word is still a process for a moment; whoever proves an end waits."""
+    deadline = time.monotonic() + 5.0
+    while lives(read_json(os.path.join(folder, "state.json"))) and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def command(arguments: list[str]) -> int:

@@ -22,12 +22,12 @@ from islandctl.fleet.job import SupervisorJob
 from tests.sshd import Sshd
 
 
-@pytest.fixture(params=["local", "ssh"])
-def host(request: pytest.FixtureRequest, server: Sshd, tmp_path: Path) -> Iterator[Host]:
+@pytest.fixture(params=["local", "ssh"], scope="module")
+def host(request: pytest.FixtureRequest, server: Sshd) -> Iterator[Host]:
     if request.param == "local":
         host = this_machine()
     else:
-        host = connect(server.site(), server.host, known_hosts=tmp_path / "known_hosts", on_message=print)
+        host = connect(server.site(), server.host, known_hosts=server.folder / "of_run", on_message=print)
     yield host
     host.close()
 
