@@ -68,12 +68,19 @@ def _root(
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and end the process with the exit code of the table in ``--help``."""
     output.forgiving()
-    sys.exit(_run(None if argv is None else list(argv)))
+    code = _run(None if argv is None else list(argv))
+    try:
+        sys.stdout.flush()
+    except OSError:  # what an error had left unwritten; that error has been told
+        output.hush()
+    sys.exit(code)
 
 
 def _run(argv: list[str] | None) -> int:
     try:
-        return app(args=argv, prog_name="islandctl", standalone_mode=False) or 0
+        code: int = app(args=argv, prog_name="islandctl", standalone_mode=False) or 0
+        sys.stdout.flush()  # here, where a reader that has gone is no fault
+        return code
     except IslandError as error:
         output.error(error)
         return error.exit_code
