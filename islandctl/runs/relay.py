@@ -159,9 +159,7 @@ def address(host: Host, folder: str, *, timeout_s: float = START_TIMEOUT_S) -> t
             return told["host"], int(told["port"])
         start.check()
         time.sleep(0.1)
-    raise RelayError(
-        f"{host.label}: the relay did not come up within {timeout_s:g} s", hint=f"read {start.log}"
-    )
+    raise RelayError(f"{host.label}: the relay did not come up within {timeout_s:g} s", hint=f"read {start.log}")
 
 
 class _Start:

@@ -220,9 +220,7 @@ class Machine:
     def find(self, run: str, *words: str, no: str = "\0") -> list[int]:
         """Processes of the run whose command line holds all ``words`` and not ``no``."""
         return [
-            pid
-            for pid, line in self.processes(run).items()
-            if all(word in line for word in words) and no not in line
+            pid for pid, line in self.processes(run).items() if all(word in line for word in words) and no not in line
         ]
 
     def kill(self, run: str, *words: str, no: str = "\0") -> list[int]:

@@ -1,4 +1,4 @@
-"""What keeps a launch on this machine from its workers, and a launch that dies itself: words, exit codes, nothing left."""
+"""What keeps a launch from its workers, and a launch that dies itself: words, exit codes, nothing left."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ def test_a_node_that_is_not_fit(machine: Machine, small_disk: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(machine.root / "bare")], check=True)
     bare = str(machine.root / "bare" / "bin" / "python")
     machine.site("west", environment={"python": bare})
-    refused(machine, "no-torch", 4, f"west/local: {bare} lacks what a worker needs: torch (", "-m pip install 'torch>=")
+    refused(
+        machine, "no-torch", 4, f"west/local: {bare} lacks what a worker needs: torch (", "-m pip install 'torch>="
+    )
     machine.site("west")
 
     with socket.socket() as taken:
@@ -71,7 +73,9 @@ def test_a_node_that_is_not_fit(machine: Machine, small_disk: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         machine.changes = {"relay": {"port": port}}
-        refused(machine, "no-port", 4, f"this machine: the relay cannot listen at 127.0.0.1 port {port}", "relay.port")
+        refused(
+            machine, "no-port", 4, f"this machine: the relay cannot listen at 127.0.0.1 port {port}", "relay.port"
+        )
 
     # what the other commands say of a launch that failed
     resumed = machine.islandctl("resume", "no-port")
