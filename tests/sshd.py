@@ -295,10 +295,11 @@ def site_profile(name: str, hosts: Sequence[str], ssh: dict[str, Any], work_dir:
 
 def _children(pid: int) -> list[int]:
     """All descendants of a process."""
-    found = []
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        found += [int(child), *_children(int(child))]
-    return found
+    try:
+        children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+        return []
+    return [one for child in children for one in (child, *_children(child))]
 
 
 @contextmanager

@@ -232,6 +232,8 @@ def _rounds(status: RunStatus) -> str:
     relay = status.relay
     if relay.state == "ended" and status.ended:
         return "the relay ended with the run"
+    if relay.state == "absent":
+        return "the relay was never started"
     if relay.state != "answering":
         return f"the relay is {relay.state}" + (f": {relay.detail}" if relay.detail else "")
     said = f"{relay.rounds_committed} committed"

@@ -109,9 +109,12 @@ def probe(args: dict[str, Any], _: bytes) -> dict[str, Any]:
     """What this node is: home, work folder, free space, architecture, the profile's interpreter, code or none."""
     began = time.time()
     work = expand(args["work_dir"])
-    os.makedirs(work, exist_ok=True)
-    with tempfile.TemporaryFile(dir=work):
-        pass  # it can be written to, or the error says why not
+    try:
+        os.makedirs(work, exist_ok=True)
+        with tempfile.TemporaryFile(dir=work):
+            pass
+    except OSError as error:
+        return {"work_dir": work, "unfit": error.strerror}
     code = os.path.join(work, "code", args["bundle_hash"])
     return {
         "home": os.path.expanduser("~"),

@@ -172,6 +172,11 @@ def prepare(
         timeout_s=CHECK_TIMEOUT_S,
     )
     received = time.time()
+    if "unfit" in found:
+        raise PreflightError(
+            f"{host.label}: cannot write into the work folder {found['work_dir']}: {found['unfit']}",
+            hint="set work_dir in the site profile to a folder that can be written on every node",
+        )
     began, ended = found["clock"]
     _judge_clock(host.label, clock_offset(sent, began, ended, received), on_message)
     _judge(host.label, environment.build, needs, found, own=own)

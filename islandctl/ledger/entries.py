@@ -36,6 +36,8 @@ class Contribution(Model):
     """One cell's part of a commit."""
 
     cell: int
+    step: int = Field(ge=0)
+    """The cell's step counter at its snapshot."""
     tokens: int
     chunks: tuple[str, ...]
     """Hash of each chunk's whole packet, in chunk order."""

@@ -123,6 +123,11 @@ class RunRecord(Model):
         """All nodes of all cells, in order."""
         return tuple(node for cell in self.cells for node in cell.nodes)
 
+    @property
+    def reached_workers(self) -> bool:
+        """Did the launch get as far as workers that know their relay? Before that there is nothing to resume."""
+        return bool(self.relay_url and self.nodes) and all(node.relay_url for node in self.nodes)
+
 
 def now() -> str:
     """The wall clock as people and records write it: UTC, ISO 8601, whole seconds."""

@@ -9,6 +9,7 @@ from islandctl.config.paths import RunFolder
 from islandctl.config.recipe import Recipe
 from islandctl.errors import IslandError, UnreachableError, UsageError
 from islandctl.fleet import node as nodes
+from islandctl.fleet.job import SupervisorState
 from islandctl.ledger.entries import Rewind
 from islandctl.ledger.joint import joint_checkpoints, unjoined
 from islandctl.planner.plan import Plan
@@ -46,7 +47,7 @@ def resume(record: RunRecord, plan: Plan, say: Say, *, step: int | None = None) 
         Reach(plan, record.run, say) as reach,
     ):
         record = records.load(record.run)
-        _check_ended(record, reach)
+        _check_ended(record, reach, step)
         try:
             restart_relay(record, reach, say)
             record = _rewind(record, reach, say, step)
@@ -81,23 +82,29 @@ def _rewind(record: RunRecord, reach: Reach, say: Say, step: int | None) -> RunR
     return records.change(record, attempt=entry.attempt, phase="launching", launcher_pid=os.getpid())
 
 
-def _check_ended(record: RunRecord, reach: Reach) -> None:
-    """Refuse while anything of the run may still train."""
-    if record.phase == "failed" or not record.cells or record.relay is None:
+def _check_ended(record: RunRecord, reach: Reach, step: int | None) -> None:
+    """Refuse while anything of the run may still train, and when nothing is left to train."""
+    if record.phase == "failed" or not record.reached_workers:
         raise UsageError(
             f"{record.run}: its launch never got to the workers; there is nothing to resume",
             hint="islandctl launch starts it anew, under another name (--run)",
         )
 
-    def live(node: NodeRecord) -> bool:
-        return nodes.state(reach.host(node.site, node.host), node.folder).state in _LIVE
+    def ask(node: NodeRecord) -> SupervisorState:
+        return nodes.state(reach.host(node.site, node.host), node.folder)
 
-    running = demand(each(record.nodes, live), "asking whether workers still run")
-    names = [node.label for node, alive in zip(record.nodes, running, strict=True) if alive]
+    states = demand(each(record.nodes, ask), "asking whether workers still run")
+    names = [node.label for node, state in zip(record.nodes, states, strict=True) if state.state in _LIVE]
     if names:
         raise UsageError(
             f"{record.run} still runs on {', '.join(names)}",
             hint=f"islandctl status {record.run}; islandctl stop {record.run} ends it first",
+        )
+    if step is None and all(state.outcome == "finished" for state in states):
+        raise UsageError(
+            f"{record.run} has finished: there is nothing left to do",
+            hint=f"to repeat a part of it: islandctl resume {record.run} --from STEP (islandctl checkpoints "
+            f"{record.run} lists the steps)",
         )
 
 

@@ -157,8 +157,8 @@ class Culprit(Model):
 class RelayView(Model):
     """The relay in the status."""
 
-    state: Literal["answering", "unreachable", "ended"]
-    """``ended``: its supervisor knows that it does not run."""
+    state: Literal["answering", "unreachable", "ended", "absent"]
+    """``ended``: its supervisor knows that it does not run. ``absent``: it was never started."""
     detail: str = ""
     """Why it cannot be asked."""
     rounds_committed: int | None = None

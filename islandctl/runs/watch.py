@@ -47,7 +47,7 @@ def combine(record: RunRecord, facts: Facts) -> RunStatus:
         if state in ("running", "degraded", "waiting")
         else None,
         cells=cells,
-        relay=_relay(facts),
+        relay=_relay(record, facts),
         joint_checkpoint=joint,
         culprit=culprit,
     )
@@ -173,8 +173,10 @@ def _cell_state(
         if fresh and beat is not None:
             return beat.state, f"not reachable from here, but its heartbeat is: {trouble}".rstrip(": ")
         return "unreachable", trouble
+    if record.phase == "failed" and all(state.state == "absent" for state in known):
+        return "stopped", "was never started"
     if any(state.state == "absent" for state in known):
-        return "launching" if record.phase == "launching" else "lost", ""
+        return ("launching" if record.phase == "launching" else "lost"), ""
     if beat is None:
         return "starting", ""
     if age is not None and not fresh:
@@ -195,7 +197,9 @@ def _node(cell: CellRecord, facts: NodeFacts) -> NodeView:
     )
 
 
-def _relay(facts: Facts) -> RelayView:
+def _relay(record: RunRecord, facts: Facts) -> RelayView:
+    if record.relay is None and facts.relay_state is None:
+        return RelayView(state="absent")
     if facts.relay is not None:
         return RelayView(
             state="answering",
@@ -226,7 +230,7 @@ def _overall(
         where = f"{culprit.cell}, node {culprit.node}" + ("" if culprit.rank is None else f", rank {culprit.rank}")
         return "failed", f"{where}: {culprit.reason}", culprit.hint
     if states == {"finished"}:
-        return "finished", "", ""
+        return "finished", "", f"islandctl stop {record.run} ends its relay" if facts.relay is not None else ""
     if states <= {"finished", "stopped"}:
         return "stopped", record.reason, resume
     if states <= {"finished", "stopped", "lost"}:

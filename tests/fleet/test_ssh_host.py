@@ -163,7 +163,7 @@ def test_every_login_shell(sshd: Start, shell: str) -> None:
         assert host.run(["echo", "-n", *nasty], timeout_s=20).stdout == " ".join(nasty).encode()
         own = host.python(ask, {}, timeout_s=20, payload=b"\0\xff" * 5000, interpreter="~/my pythön")
         assert own == [str(server.home), f"{server.home}/my pythön", 10_000]
-        with pytest.raises(PreflightError, match=r"no /no/python on east/\S+ \(PATH there: /"):
+        with pytest.raises(PreflightError, match=r"east/\S+: there is no /no/python \(PATH there: /"):
             host.python(ask, {}, timeout_s=20, interpreter="/no/python")
     finally:
         host.close()
@@ -173,7 +173,7 @@ def test_every_login_shell(sshd: Start, shell: str) -> None:
 @pytest.mark.parametrize("shell", sorted({*SHELLS} & {"csh", "fish", "tcsh", "zsh"}))
 def test_a_shell_without_python_names_the_path_seen(sshd: Start, shell: str) -> None:
     host = reach(sshd(path="/nowhere", login_shell=f"{shutil.which(shell)} -c"))
-    with pytest.raises(PreflightError, match=r"no python3 on east/\S+ \(PATH there: /nowhere\)"):
+    with pytest.raises(PreflightError, match=r"east/\S+: there is no python3 \(PATH there: /nowhere\)"):
         hello(host)
 
 
