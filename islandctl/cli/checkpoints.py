@@ -1,4 +1,4 @@
-"""``islandctl checkpoints``."""
+"""``islandctl checkpoints``: what a run can go back to."""
 
 from __future__ import annotations
 

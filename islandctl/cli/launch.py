@@ -1,4 +1,4 @@
-"""``islandctl launch``."""
+"""``islandctl launch``: from a recipe or plan to a run that is followed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``islandctl logs``."""
+"""``islandctl logs``: the logs of all ranks as one stream."""
 
 from __future__ import annotations
 

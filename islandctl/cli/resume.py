@@ -1,4 +1,4 @@
-"""``islandctl resume``."""
+"""``islandctl resume``: on from a joint checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``islandctl runs``."""
+"""``islandctl runs``: what this machine has started."""
 
 from __future__ import annotations
 

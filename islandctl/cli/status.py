@@ -1,4 +1,4 @@
-"""``islandctl status``."""
+"""``islandctl status``: how a run goes, once or again and again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``islandctl stop``."""
+"""``islandctl stop``: a checkpoint, an end, and the proof that nothing is left."""
 
 from __future__ import annotations
 
