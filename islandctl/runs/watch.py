@@ -32,7 +32,7 @@ def combine(record: RunRecord, facts: Facts) -> RunStatus:
     """One view of the run from everything that is known."""
     cells = tuple(_cell(cell, record, facts) for cell in record.cells)
     culprit = find_culprit(record, facts)
-    state, detail, hint = _overall(record, plan, facts, cells, culprit)
+    state, detail, hint = _overall(record, facts, cells, culprit)
     known = [cell.step for cell in cells if cell.step is not None]
     joint = facts.relay.joint_checkpoints[-1] if facts.relay and facts.relay.joint_checkpoints else facts.joint
     return RunStatus(
@@ -227,7 +227,7 @@ def _relay(record: RunRecord, facts: Facts) -> RelayView:
 
 
 def _overall(
-    record: RunRecord, plan: Plan, facts: Facts, cells: Sequence[CellView], culprit: Culprit | None
+    record: RunRecord, facts: Facts, cells: Sequence[CellView], culprit: Culprit | None
 ) -> tuple[RunState, str, str]:
     """State, one line why, and what to type next."""
     states = {cell.state for cell in cells}
@@ -265,7 +265,7 @@ def _overall(
         return "degraded", f"the relay does not answer; the cells train on: {facts.relay_trouble}".rstrip(": "), hint
     away = [cell.name for cell in facts.relay.cells if cell.away]
     if away:
-        others = "go on without it" if plan.recipe.exchange.late.then == "alone" else "wait for it"
+        others = "go on without it" if record.late_then == "alone" else "wait for it"
         return "degraded", f"{', '.join(away)} counts as away; the others {others}", ""
     if lost:
         return "degraded", f"{lost[0].label}: the supervisor was killed; the workers train on", mend
