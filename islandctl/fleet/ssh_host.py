@@ -123,8 +123,9 @@ class SshHost:
     def _no_python(self, python: str) -> None:
         said = self._shell(_PATH_COMMAND, b"", 20.0).stdout
         seen = re.search(rb"PATH there: .*", said)
+        path = seen[0].decode(errors="replace").strip() if seen else "PATH unknown"
         raise PreflightError(
-            f"no {python} on {self.label} ({seen[0].decode(errors='replace').strip() if seen else 'PATH unknown'})",
+            f"{self.label}: there is no {python} ({path})",
             hint="install Python 3.8 or newer there, or give an absolute path as environment.python in the profile",
         )
 

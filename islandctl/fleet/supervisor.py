@@ -412,6 +412,8 @@ class Supervisor:
         told = read_json(path) if path and _signature(path) != before else None
         if told is None or (told.get("outcome") == "failed" and told.get("retry", True)):
             return None
+        if told.get("outcome") == "stopped" and told.get("retry") and not self.asked:
+            return None  # somebody's signal, or ours to the rest of a child that died: nobody asked for a stop
         if told.get("outcome") not in ("finished", "stopped", "failed"):
             return None
         return {"outcome": told["outcome"], "reason": told.get("reason") or ""}
@@ -511,6 +513,7 @@ def start(folder: str, python: str) -> dict[str, Any]:
 def stop(folder: str, timeout_s: float) -> dict[str, Any]:
     """Set the stop switch and wait for the end; a lost supervisor's leftovers are ended here. ``late``: not yet."""
     if states([folder])[0]["state"] in ("absent", "ended"):
+        _see_it_gone(folder)
         return {"late": False}
     with open(os.path.join(folder, "stop"), "w"):
         pass
@@ -526,10 +529,20 @@ def stop(folder: str, timeout_s: float) -> dict[str, Any]:
         reason = (
             f"its supervisor was lost; processes that would not end: {left}" if left else "its supervisor was lost"
         )
-        verdict = {"outcome": "stopped", "code": None, "signal": None, "reason": reason, "at": utc()}
+        told = read_json(job.get("outcome") or "") or {}  # the child removes an older one when it begins
+        outcome = "finished" if told.get("outcome") == "finished" else "stopped"
+        verdict = {"outcome": outcome, "code": None, "signal": None, "reason": reason, "at": utc()}
         write_json(os.path.join(folder, "exit.json"), dict(verdict, restarts=state.get("restarts", 0)), durable=True)
         write_json(os.path.join(folder, "state.json"), dict(state, state="ended", child_pid=None, since=utc()))
+    _see_it_gone(folder)
     return {"late": False}
+
+
+def _see_it_gone(folder: str) -> None:
+    """A supervisor that has written its last word is still a process for a moment; whoever proves an end waits."""
+    deadline = time.monotonic() + 5.0
+    while lives(read_json(os.path.join(folder, "state.json"))) and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def command(arguments: list[str]) -> int:

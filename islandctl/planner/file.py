@@ -47,11 +47,20 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
 
 
 def looks_like_plan(path: str | os.PathLike[str]) -> bool:
-    """Whether a file is meant as a saved plan rather than a recipe: its first character opens a JSON object."""
+    """Whether a file is meant as a saved plan rather than a recipe (which may be JSON too: JSON is YAML)."""
     try:
         with open(path, "rb") as file:
-            return file.read(256).lstrip().startswith(b"{")
+            start = file.read(256).lstrip()
+            return start.startswith(b"{") and b'"plan_hash"' in start
     except OSError:
+        return False
+
+
+def is_plan(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is a whole saved plan. (A recipe may be written as JSON, too.)"""
+    try:
+        return looks_like_plan(path) and bool(load_plan(path).plan_hash)
+    except ConfigError:
         return False
 
 

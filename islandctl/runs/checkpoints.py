@@ -13,12 +13,12 @@ from islandctl.errors import UnreachableError
 from islandctl.fleet import node as nodes
 from islandctl.ledger.entries import ENTRY, Entry
 from islandctl.ledger.joint import JointCheckpoint, Unjoined, joint_checkpoints, unjoined
-from islandctl.planner.plan import Plan
 from islandctl.runs.reach import Reach, Say, each
 from islandctl.runs.record import CellRecord, RunRecord
 from islandctl.runs.relay import client
 
 if TYPE_CHECKING:
+    from islandctl.planner.plan import Plan
     from islandctl.relay.client import RelayClient
 
 VERIFY_TIMEOUT_S = 1800.0

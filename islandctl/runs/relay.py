@@ -10,18 +10,16 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from islandctl.config.paths import RunFolder
-from islandctl.errors import IslandError, RelayError, UnreachableError
+from islandctl.errors import IslandError, PreflightError, RelayError, UnreachableError
 from islandctl.fleet import node as nodes
 from islandctl.fleet.host import Host
 from islandctl.fleet.job import RestartPolicy, SupervisorJob
-from islandctl.planner.plan import Plan
 from islandctl.relay.messages import RelayStatus
-from islandctl.relay.settings import RelaySettings
-from islandctl.relay.tokens import token_hash
 from islandctl.runs.files import write_whole
 from islandctl.runs.record import KeptRecord, RunRecord
 
 if TYPE_CHECKING:
+    from islandctl.planner.plan import Plan
     from islandctl.relay.client import RelayClient
 
 START_TIMEOUT_S = 60.0
@@ -32,7 +30,7 @@ STOP_TIMEOUT_S = 15.0
 
 def make_secrets(record: RunRecord, plan: Plan) -> None:
     """The run's certificate and tokens, in the run's folder on the controller; made once."""
-    from islandctl.relay.certificate import make_certificate
+    from islandctl.relay.certificate import make_certificate  # here: cryptography is slow to import
 
     folder = RunFolder.of(record.run).secrets
     names = ["127.0.0.1", "localhost", *filter(None, [plan.recipe.relay.address])]
@@ -55,6 +53,10 @@ def relay_files(record: RunRecord, plan: Plan, *, host: str, port: int) -> dict[
     Args:
         host, port: where it listens.
     """
+
+    from islandctl.relay.settings import RelaySettings
+    from islandctl.relay.tokens import token_hash
+
     folder = RunFolder.of(record.run).secrets
     roles = {token_hash((folder / "token").read_text()): "controller"}
     roles |= {token_hash(cell_token(record.run, cell.index).decode()): str(cell.index) for cell in plan.cells}
@@ -109,7 +111,7 @@ def client(record: RunRecord, *, timeout_s: float = 5.0, retry_s: float = 0.0) -
     Raises:
         UnreachableError: there is no relay yet.
     """
-    from islandctl.relay.client import RelayClient  # it loads an HTTP library, which `--help` and friends do without
+    from islandctl.relay.client import RelayClient  # here: httpx is slow to import
 
     folder = RunFolder.of(record.run).secrets
     if not record.relay_url:
@@ -122,9 +124,10 @@ def wait_until_it_answers(record: RunRecord, host: Host, *, timeout_s: float = S
     """Ask until the relay answers.
 
     Raises:
-        RelayError: it ended, or does not answer within ``timeout_s``; quotes its log.
+        PreflightError: it does not come up; quotes its log.
+        RelayError: it does not answer within ``timeout_s``.
     """
-    end = time.monotonic() + timeout_s
+    end, start = time.monotonic() + timeout_s, None
     problem: IslandError | None = None
     while time.monotonic() < end:
         try:
@@ -132,14 +135,13 @@ def wait_until_it_answers(record: RunRecord, host: Host, *, timeout_s: float = S
                 return relay.status()
         except UnreachableError as error:
             problem = error
+            if record.relay is not None:
+                start = start or _Start(host, record.relay.folder)
+                start.check()
             time.sleep(0.1)
-    last = b""
-    if record.relay is not None:
-        last = nodes.read_tail(host, f"{record.relay.folder}/logs/relay.log", 4096)
-    lines = last.decode(errors="replace").strip().splitlines()
     raise RelayError(
-        f"the relay does not answer at {record.relay_url} within {timeout_s:g} s"
-        + (f"; its last line: {lines[-1]}" if lines else f": {problem.message if problem else ''}"),
+        f"the relay does not answer at {record.relay_url} within {timeout_s:g} s: "
+        f"{problem.message if problem else 'no answer'}",
         hint=f"read {record.relay.folder if record.relay else 'relay'}/logs/relay.log",
     )
 
@@ -148,18 +150,47 @@ def address(host: Host, folder: str, *, timeout_s: float = START_TIMEOUT_S) -> t
     """Where the relay of ``folder`` listens: waits until it has written ``address.json``.
 
     Raises:
-        RelayError: it has not within ``timeout_s``; quotes its log.
+        PreflightError: it does not come up; quotes its log.
+        RelayError: it has not written it within ``timeout_s``.
     """
-    end = time.monotonic() + timeout_s
+    end, start = time.monotonic() + timeout_s, _Start(host, f"{folder}/node-0")
     while time.monotonic() < end:
         content = nodes.read(host, f"{folder}/address.json").data
         if content:
             told = json.loads(content)
             return told["host"], int(told["port"])
+        start.check()
         time.sleep(0.1)
-    log = nodes.read_tail(host, f"{folder}/node-0/logs/relay.log", 4096).decode(errors="replace").strip()
-    raise RelayError(
-        f"{host.label}: the relay did not come up within {timeout_s:g} s"
-        + (f": {log.splitlines()[-1]}" if log else ""),
-        hint=f"read {folder}/node-0/logs/relay.log",
-    )
+    raise RelayError(f"{host.label}: the relay did not come up within {timeout_s:g} s", hint=f"read {start.log}")
+
+
+class _Start:
+    """Watches a relay's supervisor while it is waited for: one that dies again and again will not come up.
+
+    Args:
+        folder: the supervisor's.
+    """
+
+    def __init__(self, host: Host, folder: str) -> None:
+        self._host, self._folder = host, folder
+        self.log = f"{folder}/logs/relay.log"
+        self._before = nodes.state(host, folder).restarts
+        self._looked = time.monotonic()
+
+    def check(self) -> None:
+        """Look, at most once a second.
+
+        Raises:
+            PreflightError: it has died twice since this watch began; in its own words.
+        """
+        if time.monotonic() < self._looked + 1.0:
+            return
+        self._looked = time.monotonic()
+        state = nodes.state(self._host, self._folder)
+        if state.state != "ended" and state.restarts < self._before + 2:
+            return
+        text = nodes.read_tail(self._host, self.log, 8192).decode(errors="replace")
+        said = [line.partition(" ERROR ")[2] for line in text.splitlines() if " ERROR " in line]
+        # the relay writes "message (hint)"
+        what, _, hint = said[-1].removesuffix(")").partition(" (") if said else (state.reason or "no word", "", "")
+        raise PreflightError(f"{self._host.label}: {what}", hint=hint or f"read {self.log}")

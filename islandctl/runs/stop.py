@@ -70,6 +70,8 @@ def stop(
         Reach(plan, record.run, say) as reach,
     ):
         record = records.load(record.run)
+        if record.phase == "launching" and not record.reached_workers:
+            record = records.change(record, phase="failed", reason="the launch was cut short", launcher_pid=0)
         failed = record.phase == "failed"
         if not failed:
             record = records.change(record, phase="stopping", reason=reason)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from islandctl.planner.plan import Plan
 from islandctl.relay.messages import CellStatus, Heartbeat
 from islandctl.runs.record import CellRecord, RunRecord
 from islandctl.runs.status import (
@@ -25,16 +24,16 @@ from islandctl.runs.status import (
 
 SILENT_AFTER_S = 60.0
 """Heartbeats come every few seconds; a minute without one is worth a word."""
+ALIVE_S = 10.0
+"""Where no supervisor tells, a heartbeat as fresh as this one shows that workers live."""
 
 
-def combine(record: RunRecord, plan: Plan, facts: Facts) -> RunStatus:
+def combine(record: RunRecord, facts: Facts) -> RunStatus:
     """One view of the run from everything that is known."""
     cells = tuple(_cell(cell, record, facts) for cell in record.cells)
     culprit = find_culprit(record, facts)
     state, detail, hint = _overall(record, facts, cells, culprit)
     known = [cell.step for cell in cells if cell.step is not None]
-    steps = plan.recipe.training.steps
-    tokens_per_step = plan.recipe.training.batch * plan.recipe.training.sequence
     joint = facts.relay.joint_checkpoints[-1] if facts.relay and facts.relay.joint_checkpoints else facts.joint
     return RunStatus(
         run=record.run,
@@ -45,10 +44,12 @@ def combine(record: RunRecord, plan: Plan, facts: Facts) -> RunStatus:
         created=record.created,
         config_hash=record.config_hash,
         step=min(known) if len(known) == len(cells) and known else None,
-        steps=steps,
-        eta_s=eta_s(cells, steps, tokens_per_step) if state in ("running", "degraded", "waiting") else None,
+        steps=record.steps,
+        eta_s=eta_s(cells, record.steps, record.tokens_per_step)
+        if state in ("running", "degraded", "waiting")
+        else None,
         cells=cells,
-        relay=_relay(facts),
+        relay=_relay(record, facts),
         joint_checkpoint=joint,
         culprit=culprit,
     )
@@ -164,7 +165,7 @@ def _cell_state(
     if known and len(known) == len(states) and all(state.outcome for state in known):
         return ("finished" if all(state.outcome == "finished" for state in known) else "stopped"), ""
     if any(state.state == "lost" for state in known):
-        return "lost", "the supervisor is gone without an exit record (reboot or kill -9)"
+        return _without_supervisor(nodes, beat, age)
     if any(state.state == "backoff" for state in known):
         reason = next((state.reason for state in known if state.state == "backoff"), "")
         return "restarting", reason
@@ -174,8 +175,10 @@ def _cell_state(
         if fresh and beat is not None:
             return beat.state, f"not reachable from here, but its heartbeat is: {trouble}".rstrip(": ")
         return "unreachable", trouble
+    if record.phase == "failed" and all(state.state == "absent" for state in known):
+        return "stopped", "was never started"
     if any(state.state == "absent" for state in known):
-        return "launching" if record.phase == "launching" else "lost", ""
+        return ("launching" if record.phase == "launching" else "lost"), ""
     if beat is None:
         return "starting", ""
     if age is not None and not fresh:
@@ -184,6 +187,18 @@ def _cell_state(
         # the workers have said their last word; the supervisor has not written its exit record yet
         return beat.state, beat.message
     return beat.state, beat.message
+
+
+def _without_supervisor(
+    nodes: Sequence[NodeFacts], beat: Heartbeat | None, age: float | None
+) -> tuple[CellState, str]:
+    """Its workers may train on all the same, or have said how they ended."""
+    said = next((node.outcome for node in nodes if node.outcome is not None), None)
+    if said is not None and not said.retry:
+        return said.outcome, said.reason
+    if beat is not None and age is not None and age < ALIVE_S:
+        return beat.state, "its supervisor was killed: nobody would start its workers again"
+    return "lost", "the supervisor is gone without an exit record (reboot or kill -9)"
 
 
 def _node(cell: CellRecord, facts: NodeFacts) -> NodeView:
@@ -196,7 +211,9 @@ def _node(cell: CellRecord, facts: NodeFacts) -> NodeView:
     )
 
 
-def _relay(facts: Facts) -> RelayView:
+def _relay(record: RunRecord, facts: Facts) -> RelayView:
+    if record.relay is None and facts.relay_state is None:
+        return RelayView(state="absent")
     if facts.relay is not None:
         return RelayView(
             state="answering",
@@ -227,7 +244,7 @@ def _overall(
         where = f"{culprit.cell}, node {culprit.node}" + ("" if culprit.rank is None else f", rank {culprit.rank}")
         return "failed", f"{where}: {culprit.reason}", culprit.hint
     if states == {"finished"}:
-        return "finished", "", ""
+        return "finished", "", f"islandctl stop {record.run} ends its relay" if facts.relay is not None else ""
     if states <= {"finished", "stopped"}:
         return "stopped", record.reason, resume
     if states <= {"finished", "stopped", "lost"}:
@@ -237,18 +254,25 @@ def _overall(
     if states == {"unreachable"}:
         return "unknown", "no node answers and no heartbeat is known", "check the network, then ask again"
     troubled = [cell for cell in cells if cell.state in ("lost", "restarting", "silent", "unreachable", "stopped")]
+    lost = [node for cell in cells for node in cell.nodes if node.state == "lost"]
+    mend = f"{resume} starts again what has ended"
     if troubled:
         first = troubled[0]
-        hint = resume if first.state == "lost" else ""
+        hint = mend if lost or first.state == "stopped" else ""
         return "degraded", f"{first.name} is {first.state}" + (f": {first.detail}" if first.detail else ""), hint
     if facts.relay is None:
-        return "degraded", f"the relay does not answer; the cells train on: {facts.relay_trouble}".rstrip(": "), ""
+        hint = mend if _relay(record, facts).state == "ended" else ""
+        return "degraded", f"the relay does not answer; the cells train on: {facts.relay_trouble}".rstrip(": "), hint
     away = [cell.name for cell in facts.relay.cells if cell.away]
     if away:
-        return "degraded", f"{', '.join(away)} counts as away", ""
+        others = "go on without it" if record.late_then == "alone" else "wait for it"
+        return "degraded", f"{', '.join(away)} counts as away; the others {others}", ""
+    if lost:
+        return "degraded", f"{lost[0].label}: the supervisor was killed; the workers train on", mend
     waiting = [cell for cell in cells if cell.state == "waiting"]
     if waiting:
-        return "waiting", waiting[0].detail or f"{waiting[0].name} waits for a round", ""
+        told = waiting[0].detail if waiting[0].detail.startswith("waits ") else ""
+        return "waiting", told or f"{waiting[0].name} waits for a round", ""
     if states <= {"launching", "starting"}:
         return "launching", "the workers are starting", ""
     return "running", record.reason if record.phase == "stopping" else "", ""

@@ -28,6 +28,7 @@ from islandctl.worker.reporter import Reporter, first_heartbeat, registered
 from islandctl.worker.wishes import Stopped, Wishes
 
 log = logging.getLogger("islandctl.worker")
+BY_SIGNAL = "stopped by a signal"
 FAREWELL_S = 60.0
 """How long the end waits for the relay to hear of the last checkpoint. It is on disk in any case."""
 
@@ -111,7 +112,7 @@ class Worker:
         if reason:
             if problem := self.save():
                 reason = f"{reason}, but {problem}; a resume begins at the checkpoint before"
-            return Outcome.ended("stopped", reason, step=self.step)
+            return Outcome.ended("stopped", reason, step=self.step, retry=reason.startswith(BY_SIGNAL))
         self.evaluate()
         if problem := self.save():
             raise CheckpointError(
@@ -185,7 +186,7 @@ class Worker:
         if judged:
             message, code, hint = self.ranks.tell((verdict.message, verdict.code, verdict.hint) if verdict else None)
             raise RelayError(message, code=code, hint=hint)
-        reason = "stopped on request" if stop or alone_stop else "stopped by a signal" if signalled else ""
+        reason = "stopped on request" if stop or alone_stop else BY_SIGNAL if signalled else ""
         return reason, bool(save)
 
     def save(self) -> str:

@@ -57,9 +57,11 @@ class Outcome(Model):
         )
 
     @classmethod
-    def ended(cls, outcome: Literal["finished", "stopped"], reason: str, *, step: int) -> Outcome:
-        """A good end."""
-        return cls(outcome=outcome, retry=False, reason=reason, step=step, at=round(time.time(), 3))
+    def ended(
+        cls, outcome: Literal["finished", "stopped"], reason: str, *, step: int, retry: bool = False
+    ) -> Outcome:
+        """A good end. ``retry``: only a signal asked for it, and unless the supervisor sent that, it goes on."""
+        return cls(outcome=outcome, retry=retry, reason=reason, step=step, at=round(time.time(), 3))
 
 
 def _unexpected(error: BaseException, rank: int) -> str:

@@ -169,7 +169,9 @@ def test_a_bashrc_that_leaves_early(sshd: Start) -> None:
 def test_no_python_names_the_path_seen(sshd: Start) -> None:
     server = sshd(path="/nowhere")
     host = reach(server)
-    with pytest.raises(PreflightError, match=rf"no python3 on east/{server.host} \(PATH there: /nowhere\)") as caught:
+    with pytest.raises(
+        PreflightError, match=rf"east/{server.host}: there is no python3 \(PATH there: /nowhere\)"
+    ) as caught:
         hello(host)
     assert "environment.python" in caught.value.hint
 

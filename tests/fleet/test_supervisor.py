@@ -77,15 +77,15 @@ class Kept:
     def log(self) -> str:
         return (self.folder / "logs" / "node-0.log").read_text()
 
-    def left(self) -> list[node.Leftover]:
-        return node.leftovers(HOST, self.mark)
+    def left(self) -> list[dict[str, Any]]:
+        return supervisor.leftovers(self.mark)
 
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Iterator[Kept]:
     kept = Kept(tmp_path)
     yield kept
-    node.end_leftovers(HOST, kept.mark, 0.0)
+    supervisor.end_marked(kept.mark, None, 0.0)
     assert kept.left() == []
 
 
@@ -251,6 +251,38 @@ def test_a_crash_leaves_no_orphans_to_the_next_life(kept: Kept) -> None:
     orphans = [int(line) for line in (kept.root / "orphans").read_text().split()]
     assert len(orphans) == 4
     assert [pid for pid in orphans if supervisor.birth(pid) is not None] == []
+
+
+def test_a_checkpoint_at_our_own_term_after_a_crash_is_no_stop(kept: Kept) -> None:
+    """kill -9 of the middle process: what is left below gets TERM, checkpoints, and says that it was stopped."""
+    below = """
+        import json, pathlib, signal, sys, time
+        def stop(*_):
+            told = {"outcome": "stopped", "retry": True, "reason": "stopped by a signal"}
+            pathlib.Path("outcome.json").write_text(json.dumps(told))
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, stop)
+        pathlib.Path("ready").write_text("1")
+        time.sleep(600)
+    """
+    middle = f"""
+        import os, pathlib, signal, subprocess, sys, time
+        lives = pathlib.Path("lives")
+        pathlib.Path("ready").unlink(missing_ok=True)
+        lives.write_text((lives.read_text() if lives.exists() else "") + "x")
+        subprocess.Popen([sys.executable, "-c", {textwrap.dedent(below)!r}])
+        while not pathlib.Path("ready").exists():
+            time.sleep(0.01)
+        if lives.read_text() == "x":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(600)
+    """
+    kept.start(middle, outcome=str(kept.root / "outcome.json"), stop_timeout_s=5.0)
+    until(lambda: kept.state.restarts == 1 and kept.state.state == "running", "the second life")
+    assert "killed by SIGKILL; restart 1" in kept.log
+    until(lambda: kept.written("lives") == "xx" and (kept.root / "ready").exists(), "the second life's child")
+    state = node.stop(HOST, kept.folder.as_posix(), 10.0)
+    assert (state.outcome, state.reason) == ("stopped", "stopped by a signal")
 
 
 def test_foreign_processes_are_left_alone(kept: Kept) -> None:

@@ -77,3 +77,9 @@ def test_a_plan_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
         load_plan(tmp_path / "none.plan")
     assert not looks_like_plan(tmp_path / "none.plan")
+
+
+def test_a_recipe_written_as_json_is_a_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(json.dumps({"name": "demo", "training": {"steps": 100}}, indent=1))
+    assert not looks_like_plan(path)

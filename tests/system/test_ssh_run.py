@@ -1,11 +1,12 @@
-"""Two sites with a real sshd each, in network namespaces where those can be made: launch, status, kill, stop."""
+"""Two sites with a real sshd each, in network namespaces where those can be made, reached as people reach clusters:
+aliases in an included file, a jump host, odd ports. Launch, status, kill, stop."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,80 +14,153 @@ import pytest
 
 from tests.sshd import Sshd, namespaces_work, servers
 
-from .local import Machine, steps_of
+from .local import Machine, ending, kill, steps_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+class Far:
+    """A machine whose sites are SSH servers: ``east`` behind a jump host, ``west`` on an odd port."""
+
+    def __init__(self, root: Path, machine: Machine, servers: dict[str, Sshd]) -> None:
+        self.machine, self.servers = machine, servers
+        included = root / "ssh" / "clusters"
+        included.mkdir(parents=True)
+        jump, east, west = (servers[name] for name in ("jump", "east", "west"))
+        (included / "bastion.conf").write_text(jump.alias("bastion"))
+        (included / "sites.conf").write_text(
+            east.alias("isle-east-1", "ProxyJump bastion") + west.alias("isle-west-1")
+        )
+        self.config = root / "ssh" / "config"
+        self.config.write_text(f"Include {included}/*.conf\n\nHost *\n  ServerAliveInterval 30\n")
+        for name in ("east", "west"):
+            self.profile(name)
+
+    def profile(self, name: str, *, host: str | None = None, python: str = sys.executable, **ssh: str) -> None:
+        self.machine.site(
+            name,
+            scheduler="ssh",
+            hosts=[host or f"isle-{name}-1"],
+            ssh={"config": str(self.config), "connect_timeout": "5 s", **ssh},
+            environment={"python": python},
+        )
 
 
 @pytest.fixture
-def far(tmp_path: Path) -> Iterator[tuple[Machine, dict[str, Sshd]]]:
-    """A machine whose sites are two SSH servers."""
+def far(tmp_path: Path) -> Iterator[Far]:
     apart = namespaces_work()
-    with servers(tmp_path / "servers") as start:
-        machine = Machine(tmp_path)
-        known = {name: start(namespace=apart) for name in ("east", "west")}
-        for name, server in known.items():
-            ssh = f"{{config: /dev/null, identity: {server.identity}, known_hosts: {server.known_hosts}}}"
-            machine.site(name, f"scheduler: ssh\nhosts: ['{server.host}']\nssh: {ssh}", python=sys.executable)
-        yield machine, known
-        if (tmp_path / "home" / "runs" / "far").is_dir():
-            machine.islandctl("stop", "far", "--deadline", "0")
+    with servers(tmp_path / "servers") as start, ending(Machine(tmp_path)) as machine:
+        known = {
+            "jump": start(),
+            "east": start(namespace=apart),
+            "west": start(namespace=apart, port=2200 if apart else None),
+        }
+        yield Far(tmp_path, machine, known)
 
 
-def test_a_run_over_ssh(far: tuple[Machine, dict[str, Sshd]]) -> None:
-    machine, known = far
+def test_a_run_over_ssh(far: Far) -> None:
+    machine, west = far.machine, far.servers["west"]
     started = machine.launch(5000, "far", "--detach")
     assert started.returncode == 0, started.stderr
-    assert "through a tunnel" in started.stderr
+    assert "east/isle-east-1: reaches the relay through a tunnel" in started.stderr
     machine.until("far", lambda seen: min(steps_of(seen)) >= 5)
+    assert all("ISLANDCTL" not in line for line in machine.processes("far").values())
 
-    (victim,) = machine.workers("far", "west")
-    os.kill(victim, signal.SIGKILL)
-    back = machine.until("far", lambda seen: seen["cells"][1]["restarts"] == 1)
+    # whatever is killed comes back, and the run goes on
+    kill(machine.workers("far", "west"))
+    machine.kill("far", "torch.distributed.run", "/east")
+    machine.kill("far", "ssh -F ssh_config", "isle-east-1")
+    machine.kill("far", "-m islandctl.relay")
+    back = machine.until("far", lambda seen: [cell["restarts"] for cell in seen["cells"]] == [1, 1])
     reached = max(steps_of(back))
-    machine.until("far", lambda seen: min(steps_of(seen)) > reached)
+    machine.until("far", lambda seen: min(steps_of(seen)) > reached and seen["state"] in ("running", "waiting"))
 
-    known["west"].drop()
+    # logs -f over a lost link: no line lost, none doubled
+    follower = machine.begin("logs", "far", "-f", "--site", "west", "--rank", "0")
+    time.sleep(2)
+    west.drop()
     lost = machine.until("far", lambda seen: seen["cells"][1]["nodes"][0]["state"] == "unreachable")
-    assert lost["state"] != "failed"
+    assert lost["state"] not in ("failed", "unknown")
     assert lost["cells"][1]["state"] not in ("failed", "lost")
+    shown = machine.islandctl("status", "far")
+    assert shown.returncode == 0
+    assert "unreachable" in shown.stdout or "not reachable" in shown.stdout
     blind = machine.islandctl("stop", "far", "--deadline", "0")
     assert blind.returncode == 5
-    assert "west/" in blind.stdout
-    known["west"].start()
+    assert "unknown: west/isle-west-1: " in blind.stdout
+    assert "nothing of far is left on this machine" in blind.stdout
 
+    west.start()
     again = machine.islandctl("stop", "far", "--deadline", "0")
     assert again.returncode == 0, again.stdout + again.stderr
     assert machine.processes("far") == {}
     assert machine.status("far")["state"] == "stopped"
+    time.sleep(2)
+    follower.send_signal(signal.SIGINT)
+    lines, said = follower.communicate(timeout=30)
+    assert follower.returncode == 130
+    assert "reconnecting, no line will be lost" in said
+    assert "connected again" in said
+    whole = machine.islandctl("logs", "far", "--site", "west", "--rank", "0")
+    assert lines == whole.stdout
+    third = machine.islandctl("stop", "far")
+    assert third.returncode == 0
+    assert "nothing of far is left" in third.stdout
 
 
-def test_trouble_before_the_workers_leaves_nothing(far: tuple[Machine, dict[str, Sshd]]) -> None:
-    machine, known = far
-    known["west"].drop()
-    done = machine.launch(50, "far", "--detach")
-    assert done.returncode == 5
-    assert "west/" in done.stderr
-    assert machine.processes("far") == {}
-    status = machine.status("far")
-    assert status["state"] == "failed"
+def test_trouble_on_the_way_to_a_node(far: Far) -> None:
+    """Everything that keeps a launch from a node: one line with place, cause and what to do; nothing left."""
+    machine, west = far.machine, far.servers["west"]
 
-    known["west"].new_host_key()
-    known["west"].start()
-    done = machine.launch(50, "changed-key", "--detach")
-    assert done.returncode == 4
-    assert "host key" in done.stderr
-    assert json.loads(machine.islandctl("runs", "--json").stdout)[-1]["phase"] == "failed"
+    def refused(run: str, code: int, *words: str) -> None:
+        done = machine.launch(50, run, "--detach")
+        assert done.returncode == code, done.stderr
+        error, hint = [line for line in done.stderr.splitlines() if line.startswith(("error:", "hint:"))]
+        assert error.startswith("error: west/"), error
+        for word in words:
+            assert word in error + hint, (word, error, hint)
+        assert hint != "hint: "
+        assert machine.processes(run) == {}
+        status = machine.status(run)
+        assert (status["state"], status["detail"]) == ("failed", error.removeprefix("error: "))
+
+    west.drop()
+    refused("down", 5, "refused the connection", "check the port")
+    west.start()
+
+    far.profile("west", host="isle-west-1:1")
+    refused("wrong-port", 5, "port 1 refused the connection", "check the port")
+
+    far.profile("west", host="no-such-host.invalid")
+    refused("missing", 5, "no-such-host.invalid", "is not known", "check the spelling")
+    far.profile("west")
+
+    kept = west.known_hosts.read_text()
+    west.known_hosts.write_text("")
+    refused("unknown-key", 4, "is unknown", "SHA256:", "accept-new")
+    west.known_hosts.write_text(kept)
+
+    (west.folder / "authorized_keys").rename(west.folder / "gone")
+    refused("no-login", 4, "login refused for", "ssh.identity")
+    (west.folder / "gone").rename(west.folder / "authorized_keys")
+
+    far.profile("west", python="/nowhere/python3")
+    refused("no-python", 4, "/nowhere/python3", "environment.python")
+    far.profile("west")
+
+    west.new_host_key()
+    west.stop()
+    west.start()
+    refused("changed-key", 4, "has changed", "ssh-keygen -R")
+    listed = json.loads(machine.islandctl("runs", "--json").stdout)
+    assert {run["phase"] for run in listed} == {"failed"}
 
 
-def test_the_relay_on_a_host_of_its_own(far: tuple[Machine, dict[str, Sshd]]) -> None:
-    machine, known = far
-    recipe = machine.recipe(40)
-    host = known["east"].host
-    recipe.write_text(recipe.read_text().replace("relay: {", f"relay: {{host: '{host}', "))
-    sites = [part for name in ("east", "west") for part in ("--site", str(machine.root / f"{name}.yaml"))]
-    done = machine.islandctl("launch", str(recipe), *sites, "--run", "far")
+def test_the_relay_on_a_host_of_its_own(far: Far) -> None:
+    machine = far.machine
+    machine.changes = {"relay": {"host": "isle-east-1"}}
+    done = machine.launch(40, "far")
     assert done.returncode == 0, done.stderr + done.stdout
     assert steps_of(machine.status("far")) == [40, 40]
-    assert list(machine.root.glob("work dir/east/runs/far/relay/ledger.jsonl"))
+    assert list(machine.root.glob("work dir/east/runs/far.*/relay/ledger.jsonl"))
     assert machine.processes("far") == {}
