@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,7 @@ Saved = tuple[int, dict[str, Tensor], dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class Mishaps:
-    """How often what happens, as a chance per step (``rewinds``, ``relay_restarts``, ``stops``: number in the run)."""
+    """How often what happens, as a chance per step; ``rewinds``, ``relay_restarts``, ``stops``: number in the run."""
 
     kill: float = 0.0
     """The process dies, at any moment until its next step, and starts again from its own newest checkpoint."""
@@ -218,10 +218,8 @@ class Life:
         names = "".join(f"{key}{digest(tensors[key].numpy().tobytes())}" for key in sorted(tensors))
         manifest = digest(f"{self.number} {self.attempt} {step} {names}".encode())
         self.trouble.checkpoints[manifest] = self.saved
-        try:
+        with suppress(UnreachableError, RelayError):  # away, or the attempt is over: then it is no joint one
             self.line.register(step, manifest, self.cell.island.versions(), self.attempt)
-        except (UnreachableError, RelayError):
-            pass  # away, or the attempt is over: then it is no joint one
 
     def _park(self) -> None:
         """Stopped: wait for the next attempt."""
@@ -341,7 +339,8 @@ class Trouble:
             with self.relays.call() as relay:
                 joint = relay.status().joint_checkpoints
             steps = {life.cell.now for life in self.lives}
-            assert joint and steps == {joint[-1].step}, f"seed {self.seed}: stopped at {steps}, no joint checkpoint"
+            joint_steps = {joint[-1].step} if joint else set()
+            assert steps == joint_steps, f"seed {self.seed}: stopped at {steps}, no joint checkpoint"
 
     def payloads(self) -> dict[tuple[int, int, int, int], bytes]:
         """What the commits of the last history name: (fragment, window, cell, chunk) → payload."""
