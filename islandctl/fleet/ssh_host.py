@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from islandctl.errors import PreflightError
 from islandctl.fleet import wire
 from islandctl.fleet.host import Completed
 from islandctl.fleet.hostkeys import HostKeys
 from islandctl.fleet.openssh import Hop
-
-if TYPE_CHECKING:
-    from islandctl.fleet.ssh import Link
+from islandctl.fleet.ssh import Link, login
 
 _NO_PYTHON = re.compile(rb"not found|no such file|unknown command|permission denied", re.IGNORECASE)
 _PATH_COMMAND = """/bin/sh -c 'echo "PATH there: $PATH"'"""
@@ -125,9 +123,9 @@ class SshHost:
     def _no_python(self, python: str) -> None:
         said = self._shell(_PATH_COMMAND, b"", 20.0).stdout
         seen = re.search(rb"PATH there: .*", said)
+        path = seen[0].decode(errors="replace").strip() if seen else "PATH unknown"
         raise PreflightError(
-            f"{self.label}: there is no {python} "
-            f"({seen[0].decode(errors='replace').strip() if seen else 'PATH unknown'})",
+            f"{self.label}: there is no {python} ({path})",
             hint="install Python 3.8 or newer there, or give an absolute path as environment.python in the profile",
         )
 
@@ -139,8 +137,6 @@ class SshHost:
 
     def _open(self, way: tuple[Hop, ...]) -> Link:
         """Log in to the last server of ``way``, through the ones before it."""
-        from islandctl.fleet.ssh import login  # here, since a controller of local sites never needs paramiko
-
         before, hop = way[:-1], way[-1]
         below = self._bastions.link(before, lambda: self._open(before)) if before else None
         label = self.label if way == self._way else f"{self.label}: jump host {hop.alias}"

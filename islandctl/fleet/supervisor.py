@@ -527,7 +527,9 @@ def stop(folder: str, timeout_s: float) -> dict[str, Any]:
         reason = (
             f"its supervisor was lost; processes that would not end: {left}" if left else "its supervisor was lost"
         )
-        verdict = {"outcome": "stopped", "code": None, "signal": None, "reason": reason, "at": utc()}
+        told = read_json(job.get("outcome") or "") or {}  # the child removes an older one when it begins
+        outcome = "finished" if told.get("outcome") == "finished" else "stopped"
+        verdict = {"outcome": outcome, "code": None, "signal": None, "reason": reason, "at": utc()}
         write_json(os.path.join(folder, "exit.json"), dict(verdict, restarts=state.get("restarts", 0)), durable=True)
         write_json(os.path.join(folder, "state.json"), dict(state, state="ended", child_pid=None, since=utc()))
     _see_it_gone(folder)

@@ -207,7 +207,7 @@ class Watcher:
         host = self._reach.host(node.site, node.host)
         state = nodes.state(host, node.folder)
         folder = CellFolder(PurePosixPath(node.cell_folder))
-        outcome = read_outcome(host, str(folder.outcome)) if state.state == "ended" else None
+        outcome = read_outcome(host, str(folder.outcome)) if state.state in ("ended", "lost") else None
         lines = self._last_lines(host, node, outcome) if state.outcome == "failed" else ()
         return NodeFacts(cell=node.cell, node=node.index, state=state, outcome=outcome, lines=lines)
 

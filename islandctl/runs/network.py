@@ -83,6 +83,14 @@ def start_tunnels(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> RunR
     return records.change(record, cells=cells)
 
 
+def silent(record: RunRecord, reach: Reach) -> list[str]:
+    """Names of relay and tunnels that nothing keeps any more."""
+    assert record.relay is not None
+    kept = [("relay", reach.beside(record.relay.host), record.relay.folder)]
+    kept += [(f"tunnel {one.name}", reach.beside(""), _tunnel_folder(record, one.name)) for one in record.tunnels]
+    return [name for name, host, folder in kept if nodes.state(host, folder).state not in _LIVE]
+
+
 def restart_relay(record: RunRecord, reach: Reach, say: Say) -> None:
     """Have relay and tunnels run, with all that they hold: start again what does not."""
     assert record.relay is not None

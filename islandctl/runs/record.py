@@ -104,6 +104,8 @@ class RunRecord(Model):
     """Steps of the whole run."""
     tokens_per_step: int
     """Tokens that one cell trains in a step."""
+    late_then: Literal["wait", "alone"] = "wait"
+    """What the others do without a cell that is away."""
     attempt: int = 1
     phase: Phase = "launching"
     reason: str = ""
@@ -194,6 +196,7 @@ def create(plan: Plan, run: str | None, *, launcher_pid: int) -> RunRecord:
             config_hash=plan.config_hash,
             steps=plan.recipe.training.steps,
             tokens_per_step=plan.recipe.training.batch * plan.recipe.training.sequence,
+            late_then=plan.recipe.exchange.late.then,
             launcher_pid=launcher_pid,
         )
     )

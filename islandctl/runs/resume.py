@@ -1,8 +1,12 @@
-"""Resume: all cells go back to one joint checkpoint and go on from there, under a new attempt."""
+"""Resume: all cells go back to one joint checkpoint and go on from there, under a new attempt.
+
+A run of which a part still lives is mended instead: what is dead starts again and catches up, nobody goes back.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from islandctl.config.paths import RunFolder
@@ -17,25 +21,26 @@ from islandctl.runs import record as records
 from islandctl.runs.checkpoints import read_ledger, verify
 from islandctl.runs.choice import Choice, choose
 from islandctl.runs.files import only_one
-from islandctl.runs.network import restart_relay
+from islandctl.runs.network import restart_relay, silent
 from islandctl.runs.reach import Reach, Say, demand, each
 from islandctl.runs.record import NodeRecord, RunRecord
 from islandctl.runs.relay import client
 from islandctl.runs.sources import check_recipe
 from islandctl.runs.stop import end_everything
-from islandctl.runs.workers import start_workers, write_cells
+from islandctl.runs.workers import restart_workers, start_workers, write_cells
 
 _LIVE = ("starting", "running", "backoff", "stopping")
 
 
 def resume(record: RunRecord, plan: Plan, say: Say, *, step: int | None = None) -> RunRecord:
-    """Bring a run that has ended, in whatever way, back to running workers.
+    """Bring a run back to running workers, whatever has ended of it, in whatever way.
 
     Args:
         step: a joint checkpoint's step; 0: from the beginning; None: the newest one.
 
     Raises:
-        UsageError: the run still runs, never got to its workers, or its recipe has changed; no such checkpoint.
+        UsageError: the whole run still runs, has finished, never got to its workers, or its recipe has changed; no
+            such checkpoint.
         CheckpointError: no joint checkpoint can be used.
         UnreachableError: a node or the relay cannot be asked. Nothing has been changed then.
     """
@@ -47,7 +52,10 @@ def resume(record: RunRecord, plan: Plan, say: Say, *, step: int | None = None) 
         Reach(plan, record.run, say) as reach,
     ):
         record = records.load(record.run)
-        _check_ended(record, reach, step)
+        states = _ask(record, reach)
+        if any(state.state in _LIVE for state in states.values()):
+            return _mend(record, reach, say, states, step)
+        _check_unfinished(record, states, step)
         try:
             restart_relay(record, reach, say)
             record = _rewind(record, reach, say, step)
@@ -82,8 +90,13 @@ def _rewind(record: RunRecord, reach: Reach, say: Say, step: int | None) -> RunR
     return records.change(record, attempt=entry.attempt, phase="launching", launcher_pid=os.getpid())
 
 
-def _check_ended(record: RunRecord, reach: Reach, step: int | None) -> None:
-    """Refuse while anything of the run may still train, and when nothing is left to train."""
+def _ask(record: RunRecord, reach: Reach) -> dict[NodeRecord, SupervisorState]:
+    """What the workers' supervisors do.
+
+    Raises:
+        UsageError: the launch never got to them.
+        UnreachableError: a node cannot be asked; what runs there is unknown.
+    """
     if record.phase == "failed" or not record.reached_workers:
         raise UsageError(
             f"{record.run}: its launch never got to the workers; there is nothing to resume",
@@ -94,18 +107,42 @@ def _check_ended(record: RunRecord, reach: Reach, step: int | None) -> None:
         return nodes.state(reach.host(node.site, node.host), node.folder)
 
     states = demand(each(record.nodes, ask), "asking whether workers still run")
-    names = [node.label for node, state in zip(record.nodes, states, strict=True) if state.state in _LIVE]
-    if names:
-        raise UsageError(
-            f"{record.run} still runs on {', '.join(names)}",
-            hint=f"islandctl status {record.run}; islandctl stop {record.run} ends it first",
-        )
-    if step is None and all(state.outcome == "finished" for state in states):
+    return dict(zip(record.nodes, states, strict=True))
+
+
+def _check_unfinished(record: RunRecord, states: Mapping[NodeRecord, SupervisorState], step: int | None) -> None:
+    if step is None and all(state.outcome == "finished" for state in states.values()):
         raise UsageError(
             f"{record.run} has finished: there is nothing left to do",
             hint=f"to repeat a part of it: islandctl resume {record.run} --from STEP (islandctl checkpoints "
             f"{record.run} lists the steps)",
         )
+
+
+def _mend(
+    record: RunRecord, reach: Reach, say: Say, states: Mapping[NodeRecord, SupervisorState], step: int | None
+) -> RunRecord:
+    """Part of the run lives: start again what does not, and leave the rest alone. No cell goes back.
+
+    Raises:
+        UsageError: everything runs, or the run is being stopped, or a step to go back to was asked for.
+    """
+    dead = [node for node, state in states.items() if state.state not in _LIVE and state.outcome != "finished"]
+    names = ", ".join(node.label for node, state in states.items() if state.state in _LIVE)
+    if step is not None or record.phase != "launched" or not (dead or silent(record, reach)):
+        raise UsageError(
+            f"{record.run} still runs on {names}",
+            hint=f"islandctl status {record.run}; islandctl stop {record.run} ends it first",
+        )
+    say(f"{record.run} still runs on {names}: starting again only what does not")
+    restart_relay(record, reach, say)
+
+    def again(node: NodeRecord) -> None:
+        say(f"{node.label}: starting its workers again")
+        restart_workers(node, reach)
+
+    demand(each(dead, again), "starting the workers again")
+    return record
 
 
 def _changed_recipe(plan: Plan, path: str) -> Recipe | None:

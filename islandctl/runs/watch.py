@@ -24,6 +24,8 @@ from islandctl.runs.status import (
 
 SILENT_AFTER_S = 60.0
 """Heartbeats come every few seconds; a minute without one is worth a word."""
+ALIVE_S = 10.0
+"""Where no supervisor tells, a heartbeat as fresh as this one shows that workers live."""
 
 
 def combine(record: RunRecord, facts: Facts) -> RunStatus:
@@ -163,7 +165,7 @@ def _cell_state(
     if known and len(known) == len(states) and all(state.outcome for state in known):
         return ("finished" if all(state.outcome == "finished" for state in known) else "stopped"), ""
     if any(state.state == "lost" for state in known):
-        return "lost", "the supervisor is gone without an exit record (reboot or kill -9)"
+        return _without_supervisor(nodes, beat, age)
     if any(state.state == "backoff" for state in known):
         reason = next((state.reason for state in known if state.state == "backoff"), "")
         return "restarting", reason
@@ -185,6 +187,18 @@ def _cell_state(
         # the workers have said their last word; the supervisor has not written its exit record yet
         return beat.state, beat.message
     return beat.state, beat.message
+
+
+def _without_supervisor(
+    nodes: Sequence[NodeFacts], beat: Heartbeat | None, age: float | None
+) -> tuple[CellState, str]:
+    """Its workers may train on all the same, or have said how they ended."""
+    said = next((node.outcome for node in nodes if node.outcome is not None), None)
+    if said is not None and not said.retry:
+        return said.outcome, said.reason
+    if beat is not None and age is not None and age < ALIVE_S:
+        return beat.state, "its supervisor was killed: nobody would start its workers again"
+    return "lost", "the supervisor is gone without an exit record (reboot or kill -9)"
 
 
 def _node(cell: CellRecord, facts: NodeFacts) -> NodeView:
@@ -240,18 +254,25 @@ def _overall(
     if states == {"unreachable"}:
         return "unknown", "no node answers and no heartbeat is known", "check the network, then ask again"
     troubled = [cell for cell in cells if cell.state in ("lost", "restarting", "silent", "unreachable", "stopped")]
+    lost = [node for cell in cells for node in cell.nodes if node.state == "lost"]
+    mend = f"{resume} starts again what has ended"
     if troubled:
         first = troubled[0]
-        hint = resume if first.state == "lost" else ""
+        hint = mend if lost or first.state == "stopped" else ""
         return "degraded", f"{first.name} is {first.state}" + (f": {first.detail}" if first.detail else ""), hint
     if facts.relay is None:
-        return "degraded", f"the relay does not answer; the cells train on: {facts.relay_trouble}".rstrip(": "), ""
+        hint = mend if _relay(record, facts).state == "ended" else ""
+        return "degraded", f"the relay does not answer; the cells train on: {facts.relay_trouble}".rstrip(": "), hint
     away = [cell.name for cell in facts.relay.cells if cell.away]
     if away:
-        return "degraded", f"{', '.join(away)} counts as away", ""
+        others = "go on without it" if record.late_then == "alone" else "wait for it"
+        return "degraded", f"{', '.join(away)} counts as away; the others {others}", ""
+    if lost:
+        return "degraded", f"{lost[0].label}: the supervisor was killed; the workers train on", mend
     waiting = [cell for cell in cells if cell.state == "waiting"]
     if waiting:
-        return "waiting", waiting[0].detail or f"{waiting[0].name} waits for a round", ""
+        told = waiting[0].detail if waiting[0].detail.startswith("waits ") else ""
+        return "waiting", told or f"{waiting[0].name} waits for a round", ""
     if states <= {"launching", "starting"}:
         return "launching", "the workers are starting", ""
     return "running", record.reason if record.phase == "stopping" else "", ""

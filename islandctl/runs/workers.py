@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 from islandctl.config.paths import CellFolder, RunFolder
 from islandctl.errors import PreflightError
 from islandctl.fleet import node as nodes
+from islandctl.fleet.job import SupervisorJob
 from islandctl.planner.plan import Plan
 from islandctl.runs.jobs import STOP_TIMEOUT_S, cell_job, worker_job
 from islandctl.runs.reach import Reach, Verdict, demand, each
@@ -74,6 +75,17 @@ def start_workers(record: RunRecord, plan: Plan, reach: Reach) -> None:
         nodes.start(host, node.supervisor, node.python, node.folder, job)
 
     demand(each(record.nodes, start), "starting the workers")
+
+
+def restart_workers(node: NodeRecord, reach: Reach) -> None:
+    """Begin a supervisor anew on one node, with the job that lies there; what its predecessor left is ended first.
+
+    Raises:
+        UnreachableError, PreflightError, RunError: it could not be started.
+    """
+    host = reach.host(node.site, node.host)
+    job = SupervisorJob.model_validate_json(nodes.read(host, f"{node.folder}/job.json").data)
+    nodes.start(host, node.supervisor, node.python, node.folder, job)
 
 
 def stop_workers(record: RunRecord, reach: Reach, which: Sequence[NodeRecord]) -> list[Verdict[NodeRecord, None]]:

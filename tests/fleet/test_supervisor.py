@@ -268,8 +268,8 @@ def test_a_checkpoint_at_our_own_term_after_a_crash_is_no_stop(kept: Kept) -> No
     middle = f"""
         import os, pathlib, signal, subprocess, sys, time
         lives = pathlib.Path("lives")
-        lives.write_text((lives.read_text() if lives.exists() else "") + "x")
         pathlib.Path("ready").unlink(missing_ok=True)
+        lives.write_text((lives.read_text() if lives.exists() else "") + "x")
         subprocess.Popen([sys.executable, "-c", {textwrap.dedent(below)!r}])
         while not pathlib.Path("ready").exists():
             time.sleep(0.01)
@@ -280,7 +280,7 @@ def test_a_checkpoint_at_our_own_term_after_a_crash_is_no_stop(kept: Kept) -> No
     kept.start(middle, outcome=str(kept.root / "outcome.json"), stop_timeout_s=5.0)
     until(lambda: kept.state.restarts == 1 and kept.state.state == "running", "the second life")
     assert "killed by SIGKILL; restart 1" in kept.log
-    until((kept.root / "ready").exists, "the second life's child")
+    until(lambda: kept.written("lives") == "xx" and (kept.root / "ready").exists(), "the second life's child")
     state = node.stop(HOST, kept.folder.as_posix(), 10.0)
     assert (state.outcome, state.reason) == ("stopped", "stopped by a signal")
 

@@ -7,7 +7,7 @@ import pytest
 from islandctl.relay.messages import CellStatus
 from islandctl.runs.record import RunRecord
 from islandctl.runs.status import Facts, Outcome, RunStatus
-from islandctl.runs.watch import SILENT_AFTER_S, combine
+from islandctl.runs.watch import ALIVE_S, SILENT_AFTER_S, combine
 
 from . import builders as make
 
@@ -165,3 +165,34 @@ def test_a_launch_that_was_cut_short_is_not_launching_for_ever() -> None:
     view = look(cut, make.record(phase="launching"))
     assert view.state == "failed"
     assert "islandctl stop" in view.hint
+
+
+def test_workers_without_their_supervisor_train_on() -> None:
+    lost = make.node(1, make.running(state="lost"))
+    view = look(make.facts(west=lost))
+    assert (view.cells[1].state, view.state) == ("training", "degraded")
+    assert view.detail == "west/local: the supervisor was killed; the workers train on"
+    assert view.hint.startswith("islandctl resume demo")
+    stale = look(make.facts(west=lost, relay=make.relay(age_s=ALIVE_S + 1)))
+    assert stale.cells[1].state == "lost"
+    said = lost.model_copy(update={"outcome": Outcome(outcome="finished")})
+    done = look(make.facts(east=make.node(0, make.ended("finished")), west=said))
+    assert (done.state, done.cells[1].state) == ("finished", "finished")
+
+
+def test_what_never_began() -> None:
+    view = look(
+        make.facts(
+            make.node(0, make.running(state="absent")), make.node(1, make.running(state="absent")), relay=None
+        ),
+        make.record(phase="failed", reason="no space"),
+    )
+    assert (view.state, view.detail, view.relay.state) == ("failed", "no space", "absent")
+    assert {cell.state for cell in view.cells} == {"stopped"}
+
+
+def test_an_away_cell_is_told_with_what_the_others_do() -> None:
+    cells = (CellStatus(cell=0, name="east", heartbeat=make.heartbeat(0), age_s=1.0), CellStatus(cell=1, name="west",
+             heartbeat=make.heartbeat(1), age_s=1.0, away=True))  # fmt: skip
+    view = look(make.facts(relay=make.relay(cells=cells)))
+    assert (view.state, view.detail) == ("degraded", "west counts as away; the others wait for it")

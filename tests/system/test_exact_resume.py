@@ -21,8 +21,9 @@ CELLS = ("east", "west")
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    settings = {"checkpoint": {"every": 15}, "exchange": {"late": {"deadline": "10 min"}}}
-    made = Machine(tmp_path_factory.mktemp("exact"), settings)
+    made = Machine(
+        tmp_path_factory.mktemp("exact"), {"checkpoint": {"every": 15}, "exchange": {"late": {"deadline": "10 min"}}}
+    )
     made.site("east", gpu={"count": 2, "per_node": 2})
     with ending(made):
         done = made.launch(60, "straight")

@@ -1,4 +1,4 @@
-"""What keeps a launch on this machine from its workers, and launches that die: words, codes, nothing left."""
+"""What keeps a launch from its workers, and a launch that dies itself: words, exit codes, nothing left."""
 
 from __future__ import annotations
 
