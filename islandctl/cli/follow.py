@@ -113,7 +113,7 @@ def _plain(watcher: Watcher, quiet: bool) -> RunStatus:
             print(line, file=sys.stderr if quiet else sys.stdout, flush=True)
         if status.ended:
             if not quiet:
-                output.console().print(StatusView(status))
+                output.console().print(StatusView(status), crop=False)
             return status
         time.sleep(PAUSE_S)
 

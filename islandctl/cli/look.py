@@ -117,16 +117,17 @@ class StatusView:
         from rich.text import Text
 
         status, width = self._status, min(options.max_width, 100)
-        yield _headline(status)
+        folds = console.is_terminal  # elsewhere a text stays on its line, where a program finds it
+        yield _headline(status, folds)
         yield _progress(status, width)
         if status.cells:
-            yield from self._of_cells(console, options, width)
+            yield from self._of_cells(console, options, width, folds)
         if status.culprit is not None and status.culprit.lines:
             yield Text(f"last lines of {status.culprit.node}:", style="bold")
             for line in status.culprit.lines:
                 yield Text(f"  {line}")
         if status.hint:
-            yield _fact("next", status.hint, style="bold")
+            yield _fact("next", status.hint, folds, style="bold")
         if self._events:
             yield Text("")
         for moment, text in self._events:
@@ -134,7 +135,9 @@ class StatusView:
         if self._foot:
             yield Text(f"\n{self._foot}", style="dim")
 
-    def _of_cells(self, console: Console, options: ConsoleOptions, width: int) -> Iterator[RenderableType]:
+    def _of_cells(
+        self, console: Console, options: ConsoleOptions, width: int, folds: bool
+    ) -> Iterator[RenderableType]:
         from rich.text import Text
 
         status = self._status
@@ -143,15 +146,15 @@ class StatusView:
         fits = console.measure(whole, options=options.update(max_width=1000)).maximum <= width
         yield whole if fits else _cells(status, wide=False)
         yield Text("")
-        yield _fact("rounds", _rounds(status))
+        yield _fact("rounds", _rounds(status), folds)
         joint = status.joint_checkpoint
-        yield _fact("checkpoint", "no joint one yet" if joint is None else f"step {joint.step}, joint")
+        yield _fact("checkpoint", "no joint one yet" if joint is None else f"step {joint.step}, joint", folds)
         for cell in status.cells:
             for note in _notes(cell):
-                yield _fact(short(cell.name, 16), note)
+                yield _fact(short(cell.name, 16), note, folds)
 
 
-def _headline(status: RunStatus) -> Text:
+def _headline(status: RunStatus, folds: bool) -> Text:
     from rich.text import Text
 
     text = Text.assemble((status.run, "bold"), "  ", (status.state, _COLOURS.get(status.state, "default")))
@@ -159,6 +162,7 @@ def _headline(status: RunStatus) -> Text:
         text.append(f"  attempt {status.attempt}")
     if status.detail:
         text.append(f"  {status.detail}")
+    text.no_wrap, text.overflow = not folds, "fold" if folds else "ignore"
     return text
 
 
@@ -216,11 +220,13 @@ def _number(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 
-def _fact(label: str, said: str, style: str = "") -> RenderableType:
-    """A label and what it says; a long text goes on under its own beginning."""
+def _fact(label: str, said: str, folds: bool, style: str = "") -> RenderableType:
+    """A label and what it says; on a terminal a long text goes on under its own beginning."""
     from rich.table import Table
     from rich.text import Text
 
+    if not folds:
+        return Text(f"{label:10}  {said}", no_wrap=True, overflow="ignore")
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(min_width=10, no_wrap=True)
     grid.add_column(overflow="fold")

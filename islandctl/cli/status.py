@@ -40,6 +40,6 @@ def status(
     if json:
         output.as_json(view)
     else:
-        output.console().print(StatusView(view))
+        output.console().print(StatusView(view), crop=False)
     if view.state == "unknown":
         raise typer.Exit(UnreachableError.exit_code)

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from islandctl.cli import output
 from islandctl.cli.follow import Events, Lines, closing_lines, exit_code
@@ -54,7 +55,7 @@ def text(status: RunStatus, width: int = output.WIDTH, **more: Any) -> str:
     stream = io.StringIO()
     console = output.console(stream)
     console.width = width
-    console.print(StatusView(status, **more))
+    console.print(StatusView(status, **more), crop=False)
     return stream.getvalue()
 
 
@@ -215,3 +216,15 @@ def test_the_last_line_says_where_the_record_lies_and_what_to_type() -> None:
     ]
     failed = list(closing_lines(view(state="failed", hint="islandctl resume demo"), "/records/demo"))
     assert failed[-1] == "record: /records/demo; next: islandctl resume demo"
+
+
+def test_a_long_reason_stays_on_one_line_where_no_terminal_is() -> None:
+    reason = "west/h1: " + "a/long/path/" * 20
+    shown = text(view(state="failed", detail=reason, hint=reason))
+    assert f"demo  failed  attempt 2  {reason}\n" in shown
+    assert f"next        {reason}\n" in shown
+    stream = io.StringIO()
+    Console(file=stream, force_terminal=True, color_system=None, width=80).print(
+        StatusView(view(state="failed", detail=reason))
+    )
+    assert max(map(len, stream.getvalue().splitlines())) <= 80
