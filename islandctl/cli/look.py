@@ -157,7 +157,7 @@ def _relay_line(status: RunStatus) -> str:
     if relay.state == "absent":
         return "relay: was never started"
     if relay.state != "answering":
-        return f"relay: [yellow]{relay.state}[/] {escape(relay.detail)}".rstrip()
+        return f"relay: [yellow]{relay.state}[/]" + (f" ({escape(relay.detail)})" if relay.detail else "")
     empty = f", {relay.rounds_empty} empty" if relay.rounds_empty else ""
     open_ones = f", {relay.rounds_open} open" if relay.rounds_open else ""
     return f"rounds: {relay.rounds_committed} committed{empty}{open_ones}"
