@@ -39,6 +39,10 @@ def sshd_path() -> str:
     return found
 
 
+SHELLS = [shell for shell in ("sh", "bash", "dash", "zsh", "fish", "tcsh", "csh") if shutil.which(shell)]
+"""The login shells of this machine; scripts/setup-sshd installs the rarer ones where it may."""
+
+
 def make_key(path: Path, kind: str = "ed25519", comment: str = "test", passphrase: str = "") -> Path:
     """A new key pair at ``path`` and ``path.pub``."""
     path.unlink(missing_ok=True)
@@ -123,10 +127,11 @@ class Sshd:
         namespace: bool = False,
         login_shell: str | None = None,
         path: str | None = None,
+        home: str = "home",
         options: Sequence[str] = (),
     ) -> None:
         self.folder = folder
-        self.home = folder / "home"
+        self.home = folder / home
         self.home.mkdir(parents=True)
         self.namespace = Namespace() if namespace else None
         self.address = self.namespace.address if self.namespace else address
@@ -138,8 +143,9 @@ class Sshd:
         shutil.copy(folder / "client_key.pub", folder / "authorized_keys")
         self.new_host_key()
         self.remember()
-        environment = [f"HOME={self.home}"] + ([f"PATH={path}"] if path is not None else [])
+        environment = [f"HOME={self.home}", "LANG=C.UTF-8"] + ([f"PATH={path}"] if path is not None else [])
         lines = [
+            *options,  # the first value counts
             f"ListenAddress {f'[{self.address}]' if ':' in self.address else self.address}:{self.port}",
             f"HostKey {folder}/host_key",
             f"AuthorizedKeysFile {folder}/authorized_keys",
@@ -150,9 +156,8 @@ class Sshd:
             "KbdInteractiveAuthentication no",
             "PermitRootLogin yes",
             "PrintMotd no",
-            "SetEnv " + " ".join(environment),
+            "SetEnv " + " ".join(f'"{variable}"' for variable in environment),
             *([f"ForceCommand {self._shell_wrapper(login_shell)}"] if login_shell else []),
-            *options,
         ]
         (folder / "sshd_config").write_text("\n".join(lines) + "\n")
         self.start()
@@ -197,10 +202,18 @@ class Sshd:
             try:
                 socket.create_connection((self.address, self.port), timeout=1).close()
             except OSError:
-                time.sleep(0.02)
+                time.sleep(0.005)
             else:
                 return
         raise RuntimeError(f"sshd did not start: {(self.folder / 'sshd.log').read_text()[-2000:]}")
+
+    def signal_sessions(self, number: int) -> None:
+        """Send a signal to the server's side of all connections, not to the commands that they carry."""
+        assert self._process is not None
+        for pid in _children(self._process.pid):
+            with suppress(OSError):
+                if "sshd" in Path(f"/proc/{pid}/comm").read_text():
+                    os.kill(pid, number)
 
     def drop(self) -> None:
         """Stop listening and end all connections, as when the machine goes down."""
@@ -282,10 +295,11 @@ def site_profile(name: str, hosts: Sequence[str], ssh: dict[str, Any], work_dir:
 
 def _children(pid: int) -> list[int]:
     """All descendants of a process."""
-    found = []
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        found += [int(child), *_children(int(child))]
-    return found
+    try:
+        children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+        return []
+    return [one for child in children for one in (child, *_children(child))]
 
 
 @contextmanager

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import typer
 
 from islandctl.cli import output
-from islandctl.cli.look import count, duration, status_view
+from islandctl.cli.look import StatusView, count, duration
 from islandctl.errors import RunError
 
 if TYPE_CHECKING:
     from islandctl.runs.gather import Watcher
-    from islandctl.runs.status import RunStatus
+    from islandctl.runs.status import CellView, RunStatus
 
 PAUSE_S = 1.0
+SHOWN_EVENTS = 5
+_FOOT = "Ctrl-C detaches; the run goes on"
 
 
 def follow(watcher: Watcher, *, quiet: bool = False) -> RunStatus:
@@ -41,16 +44,36 @@ def end(watcher: Watcher, status: RunStatus) -> int:
 
     A failed run keeps its relay only as long as this takes as well: everything it knows is in its files.
     """
-    from islandctl.runs.record import load
+    from islandctl.runs.record import load, load_plan_of
     from islandctl.runs.stop import stop
 
     record = load(watcher.run)
+    code = exit_code(status)
     if record.phase == "launched":
-        report = stop(record, watcher.plan, output.message, deadline_s=0.0, reason=status.detail or status.state)
-        for line in report.lines:
+        report = stop(
+            record, load_plan_of(record), output.message, deadline_s=0.0, reason=status.detail or status.state
+        )
+        for line in report.model_copy(update={"checkpoint": None}).lines:
             output.message(line)
-        return exit_code(status) or report.exit_code
-    return exit_code(status)
+        code = code or report.exit_code
+    for line in closing_lines(status, str(_folder(watcher.run))):
+        output.message(line)
+    return code
+
+
+def closing_lines(status: RunStatus, folder: str) -> Iterator[str]:
+    """How the run came out; then, as the last line, where its record lies and what to type next.
+
+    Args:
+        folder: the run's record.
+    """
+    curves = [cell.bits_per_byte for cell in status.cells if cell.bits_per_byte]
+    if curves:
+        first, last = (sum(curve[at][1] for curve in curves) / len(curves) for at in (0, -1))
+        least, most = min(curve[0][0] for curve in curves), max(curve[-1][0] for curve in curves)
+        yield f"bits per byte on held-out text: {first:.4f} at step {least}, {last:.4f} at step {most}"
+    following = f"islandctl checkpoints {status.run}" if status.state == "finished" else status.hint
+    yield f"record: {folder}; next: {following or f'islandctl status {status.run}'}"
 
 
 def exit_code(status: RunStatus) -> int:
@@ -58,28 +81,39 @@ def exit_code(status: RunStatus) -> int:
     return 0 if status.state == "finished" else RunError.exit_code
 
 
+def _folder(run: str) -> str:
+    from islandctl.config.paths import RunFolder
+
+    return str(RunFolder.of(run).root)
+
+
 def _live(watcher: Watcher) -> RunStatus:
     from rich.live import Live
 
-    console = output.console()
+    console, events = output.console(), Events()
+    shown: deque[tuple[str, str]] = deque(maxlen=SHOWN_EVENTS)
+    console.print()
     with Live(console=console, auto_refresh=False, transient=False) as screen:
         while True:
             status = watcher.look()
-            screen.update(status_view(status), refresh=True)
+            moment = time.strftime("%H:%M:%S")
+            shown.extend((moment, text) for text in events.new(status))
+            foot = "" if status.ended else _FOOT
+            screen.update(StatusView(status, events=tuple(shown), foot=foot), refresh=True)
             if status.ended:
                 return status
             time.sleep(PAUSE_S)
 
 
 def _plain(watcher: Watcher, quiet: bool) -> RunStatus:
-    lines = Lines()
+    lines, events = Lines(), Events()
     while True:
         status = watcher.look()
-        for line in lines.new(status):
+        for line in (*lines.new(status), *(f"{status.run}: {text}" for text in events.new(status))):
             print(line, file=sys.stderr if quiet else sys.stdout, flush=True)
         if status.ended:
             if not quiet:
-                output.console().print(status_view(status))
+                output.console().print(StatusView(status), crop=False)
             return status
         time.sleep(PAUSE_S)
 
@@ -107,3 +141,41 @@ class Lines:
                 if status.eta_s is not None:
                     line += f"  ETA {duration(status.eta_s)}"
                 yield line
+
+
+class Events:
+    """What happened between two looks and deserves a word: checkpoints, restarts, cells in trouble and back.
+
+    The first look tells nothing: what lies before it is not news.
+    """
+
+    _TROUBLE = ("restarting", "silent", "unreachable", "lost", "failed", "stopped")
+
+    def __init__(self) -> None:
+        self._last: RunStatus | None = None
+
+    def new(self, status: RunStatus) -> Iterator[str]:
+        """One line an event, in the order of the cells."""
+        last, self._last = self._last, status
+        if last is None:
+            return
+        joint = status.joint_checkpoint
+        if joint is not None and (last.joint_checkpoint is None or last.joint_checkpoint.step != joint.step):
+            yield f"joint checkpoint at step {joint.step}"
+        before = {cell.cell: cell for cell in last.cells}
+        for cell in status.cells:
+            if cell.cell in before:
+                yield from self._of_cell(before[cell.cell], cell)
+
+    def _of_cell(self, last: CellView, cell: CellView) -> Iterator[str]:
+        if cell.restarts > last.restarts:
+            yield f"{cell.name} was started again, restart {cell.restarts}"
+        if cell.state in self._TROUBLE and last.state != cell.state:
+            yield f"{cell.name} is {cell.state}" + (f": {cell.detail}" if cell.detail else "")
+        elif last.state in self._TROUBLE and cell.state not in self._TROUBLE:
+            yield f"{cell.name} is {cell.state} again"
+        elif cell.state == "finished" and last.state != "finished":
+            yield f"{cell.name} is through"
+        skipped, before = cell.rounds_skipped, last.rounds_skipped
+        if skipped is not None and before is not None and skipped > before:
+            yield f"{cell.name}: {skipped} rounds were committed without its packet so far"

@@ -1,4 +1,4 @@
-"""``islandctl launch``."""
+"""``islandctl launch``: from a recipe or plan to a run that is followed."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from islandctl.cli.options import Detach, Json, Sites, flag
+
 if TYPE_CHECKING:
     from islandctl.planner.plan import Plan
 
 
 def launch(
     source: Annotated[Path, typer.Argument(metavar="RECIPE|PLAN", help="A recipe, or a plan made by `plan --out`.")],
-    site: Annotated[list[Path] | None, typer.Option("--site", help="A site profile; once a site.")] = None,
-    run: Annotated[str | None, typer.Option("--run", help="Name of the run; left out: recipe, date, number.")] = None,
-    detach: Annotated[bool, typer.Option("--detach", help="Return as soon as the workers are started.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, whatever it costs.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="The last status as one JSON document on stdout.")] = False,
+    site: Sites = (),  # type: ignore[assignment]
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="NAME", help="Name of the run; left out: recipe, date, number.")
+    ] = None,
+    detach: Detach = False,
+    yes: Annotated[bool, flag("--yes", "-y", help="Do not ask, whatever it costs.")] = False,
+    json: Json = False,
 ) -> None:
     """Start a run on its sites and follow it. Ctrl-C detaches; the run goes on.
 
@@ -25,9 +29,7 @@ def launch(
     not fit, 5 when one cannot be reached.
 
     Examples:
-
-      islandctl launch recipes/demo.yaml --site site-profiles/east.yaml --site site-profiles/west.yaml
-
+      islandctl launch recipe.yaml --site east.yaml --site west.yaml
       islandctl launch run.plan --run paper-1 --detach --yes
     """
     from islandctl.cli import output
@@ -35,13 +37,17 @@ def launch(
     from islandctl.runs.gather import Watcher
     from islandctl.runs.launch import check_plan, start
 
-    plan = _plan(source, site or [])
+    plan = _plan(source, site)
     for warning in check_plan(plan):
         output.message(f"warning: {warning}")
     _confirm(plan, yes)
-    record = start(plan, run, output.message)
+    try:
+        record = start(plan, run, output.message)
+    except KeyboardInterrupt:
+        output.message("interrupted before the workers ran; what was started is ended again")
+        raise typer.Exit(130) from None
     output.message(f"{record.run}: the workers are started; islandctl status {record.run}")
-    with Watcher(record, plan, output.message) as watcher:
+    with Watcher(record, output.message) as watcher:
         if detach:
             if json:
                 output.as_json(watcher.look())

@@ -1,4 +1,4 @@
-"""``islandctl logs``."""
+"""``islandctl logs``: the logs of all ranks as one stream."""
 
 from __future__ import annotations
 
@@ -6,24 +6,29 @@ from typing import Annotated
 
 import typer
 
+from islandctl.cli.options import RunName, flag
+
 
 def logs(
-    run: Annotated[str | None, typer.Argument(help="The run; left out: the newest one.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines until Ctrl-C.")] = False,
-    site: Annotated[list[str] | None, typer.Option("--site", help="Only this site; can be repeated.")] = None,
-    rank: Annotated[list[int] | None, typer.Option("--rank", min=0, help="Only this rank; can be repeated.")] = None,
-    tail: Annotated[int | None, typer.Option("--tail", min=0, help="Only the last N lines.")] = None,
-    since: Annotated[str | None, typer.Option("--since", help="Only lines since 10min, 2h, or a UTC time.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    run: RunName = None,
+    follow: Annotated[bool, flag("--follow", "-f", help="Go on with new lines until Ctrl-C.")] = False,
+    site: Annotated[
+        list[str] | None, typer.Option("--site", metavar="NAME", help="Only this site; can be repeated.")
+    ] = None,
+    rank: Annotated[
+        list[int] | None, typer.Option("--rank", min=0, metavar="N", help="Only this rank; can be repeated.")
+    ] = None,
+    tail: Annotated[int | None, typer.Option("--tail", min=0, metavar="N", help="Only the last N lines.")] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="WHEN", help="Only lines since 10min, 2h, or a UTC time.")
+    ] = None,
+    json: Annotated[bool, flag("--json", help="One JSON object a line.")] = False,
 ) -> None:
-    """Show the workers' logs of all sites as one stream, in order of time, each line with its place.
+    """Show the workers' logs of all sites as one stream, in order of time.
 
     Examples:
-
       islandctl logs --tail 50
-
       islandctl logs demo-1 -f --site east --rank 0
-
       islandctl logs demo-1 --since 10min
     """
     import sys
@@ -54,8 +59,11 @@ def logs(
 
     with LogReader(record, plan, output.message, sites=site or (), ranks=rank or ()) as reader:
         try:
-            for line in reader.first(tail=tail, since=start, final=not follow):
+            lines = reader.first(tail=tail, since=start, final=not follow)
+            for line in lines:
                 show(line)
+            if not lines and tail != 0 and not reader.unreachable:
+                output.message(f"{record.run}: no such log line yet")
             sys.stdout.flush()
             while follow:
                 time.sleep(0.5)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from islandctl.config.units import bytes_text
 from islandctl.runs.status import CellView, RunStatus
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.table import Table
+    from rich.text import Text
 
 _BARS = "▁▂▃▄▅▆▇█"
 _COLOURS = {
@@ -80,9 +83,15 @@ def count(number: float | None) -> str:
     return f"{number:.0f}"
 
 
-def coloured(state: str) -> str:
-    """A state in its colour, as rich markup."""
-    return f"[{_COLOURS.get(state, 'default')}]{state}[/]"
+def table(*headings: str, right: Sequence[str] = ()) -> Table:
+    """An empty table in the house's look: a line under its headings, no frame, numbers (``right``) to the right."""
+    from rich import box
+    from rich.table import Table
+
+    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for heading in headings:
+        made.add_column(heading, justify="right" if heading in right else "left", no_wrap=True)
+    return made
 
 
 def age(created: str, now: datetime | None = None) -> float:
@@ -91,97 +100,162 @@ def age(created: str, now: datetime | None = None) -> float:
     return max(0.0, ((now or datetime.now(UTC)) - moment).total_seconds())
 
 
-def status_view(status: RunStatus) -> RenderableType:
-    """The whole status of a run: a headline, one row a cell, and what needs a word. At most 100 columns."""
-    from rich.console import Group
-    from rich.markup import escape
+class StatusView:
+    """The whole status of a run, as wide as the terminal, at most 100 columns.
+
+    A headline, the progress, one row a cell, and what needs a word.
+
+    Args:
+        events: what happened lately, oldest first, as (time of day, text).
+        foot: a last line, for the keys that work.
+    """
+
+    def __init__(self, status: RunStatus, *, events: Sequence[tuple[str, str]] = (), foot: str = "") -> None:
+        self._status, self._events, self._foot = status, events, foot
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        from rich.text import Text
+
+        status, width = self._status, min(options.max_width, 100)
+        folds = console.is_terminal  # elsewhere a text stays on its line, where a program finds it
+        yield _headline(status, folds)
+        yield _progress(status, width)
+        if status.cells:
+            yield from self._of_cells(console, options, width, folds)
+        if status.culprit is not None and status.culprit.lines:
+            yield Text(f"last lines of {status.culprit.node}:", style="bold")
+            for line in status.culprit.lines:
+                yield Text(f"  {line}")
+        if status.hint:
+            yield _fact("next", status.hint, folds, style="bold")
+        if self._events:
+            yield Text("")
+        for moment, text in self._events:
+            yield Text.assemble((f"{moment}  ", "dim"), text)
+        if self._foot:
+            yield Text(f"\n{self._foot}", style="dim")
+
+    def _of_cells(
+        self, console: Console, options: ConsoleOptions, width: int, folds: bool
+    ) -> Iterator[RenderableType]:
+        from rich.text import Text
+
+        status = self._status
+        yield Text("")
+        whole = _cells(status, wide=True)
+        fits = console.measure(whole, options=options.update(max_width=1000)).maximum <= width
+        yield whole if fits else _cells(status, wide=False)
+        yield Text("")
+        yield _fact("rounds", _rounds(status), folds)
+        joint = status.joint_checkpoint
+        yield _fact("checkpoint", "no joint one yet" if joint is None else f"step {joint.step}, joint", folds)
+        for cell in status.cells:
+            for note in _notes(cell):
+                yield _fact(short(cell.name, 16), note, folds)
+
+
+def _headline(status: RunStatus, folds: bool) -> Text:
     from rich.text import Text
 
-    step = "-" if status.step is None else str(status.step)
-    head = f"[bold]{status.run}[/]  {coloured(status.state)}  step {step}/{status.steps}"
-    if status.eta_s is not None:
-        head += f"  ETA {duration(status.eta_s)}"
+    text = Text.assemble((status.run, "bold"), "  ", (status.state, _COLOURS.get(status.state, "default")))
     if status.attempt > 1:
-        head += f"  attempt {status.attempt}"
-    lines = [head]
+        text.append(f"  attempt {status.attempt}")
     if status.detail:
-        lines.append(escape(status.detail))
-    tail = [_relay_line(status), _checkpoint_line(status)]
-    for cell in status.cells:
-        tail += _notes(cell)
-    if status.culprit is not None and status.culprit.lines:
-        tail.append(f"[bold]last lines of {escape(status.culprit.node)}:[/]")
-        tail += [f"  {escape(line)}" for line in status.culprit.lines]
-    if status.hint:
-        tail.append(f"next: [bold]{escape(status.hint)}[/]")
-    return Group(
-        *(Text.from_markup(line) for line in lines),
-        _table(status),
-        *(Text.from_markup(line) for line in tail),
-    )
+        text.append(f"  {status.detail}")
+    text.no_wrap, text.overflow = not folds, "fold" if folds else "ignore"
+    return text
 
 
-def _table(status: RunStatus) -> RenderableType:
+def _progress(status: RunStatus, width: int) -> Text:
+    """A bar and how far the slowest cell is."""
+    from rich.text import Text
+
+    said = f"step {'-' if status.step is None else status.step}/{status.steps}"
+    if status.eta_s is not None:
+        said += f"  ETA {duration(status.eta_s)}"
+    room = max(0, min(60, width - len(said) - 2))
+    done = round(room * min(1.0, (status.step or 0) / status.steps))
+    return Text.assemble(("━" * done, "green"), ("─" * (room - done), "dim"), "  ", said)
+
+
+def _cells(status: RunStatus, *, wide: bool) -> Table:
     """One row a cell. A cell's name begins with its site's."""
-    from rich import box
-    from rich.table import Table
+    from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    table.add_column("cell", max_width=16, overflow="ellipsis", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    table.add_column("step", justify="right", no_wrap=True)
-    table.add_column("bits per byte", no_wrap=True)
-    for heading in ("tokens/s", "beat", "sent", "late", "skipped"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    numbers = ("step", "tokens/s", "sent", "late", "skipped", "beat")
+    more = numbers[2:] if wide else ()
+    made = table("cell", "state", "step", "bits per byte", "tokens/s", *more, right=numbers)
+    for column, least in ((1, 11), (2, len(str(status.steps))), (3, 17 if wide else 13)):
+        made.columns[column].min_width = least  # so that nothing jumps while the run goes on
+    sites = list(dict.fromkeys(cell.site for cell in status.cells))
     for cell in status.cells:
-        values = [value for _, value in cell.bits_per_byte]
-        bits = f"{values[-1]:.4f} {sparkline(values)}" if values else "-"
+        colour = SITE_COLOURS[sites.index(cell.site) % len(SITE_COLOURS)]
+        bits = _bits(cell.bits_per_byte, 10 if wide else 6)
+        rounds = [_number(number) for number in (cell.rounds_sent, cell.rounds_late, cell.rounds_skipped)]
         beat = "files" if cell.source == "files" else brief(cell.heartbeat_age_s)
-        rounds = (_number(number) for number in (cell.rounds_sent, cell.rounds_late, cell.rounds_skipped))
-        table.add_row(
-            cell.name, coloured(cell.state), _number(cell.step), bits, count(cell.tokens_per_s), beat, *rounds
+        made.add_row(
+            Text(short(cell.name, 16 if wide else 12), style=colour),
+            Text(cell.state, style=_COLOURS.get(cell.state, "default")),
+            _number(cell.step),
+            bits,
+            count(cell.tokens_per_s),
+            *([*rounds, beat] if wide else ()),
         )
-    return table
+    return made
+
+
+def _bits(curve: Sequence[tuple[int, float]], width: int) -> str:
+    """The last value, and the curve without the untrained model, beside which everything would look flat."""
+    if not curve:
+        return "-"
+    return f"{curve[-1][1]:.4f} {sparkline([value for step, value in curve if step > 0], width)}".rstrip()
+
+
+def short(name: str, length: int) -> str:
+    """A name, cut with an ellipsis to at most ``length`` signs."""
+    return name if len(name) <= length else name[: length - 1] + "…"
 
 
 def _number(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 
-def _relay_line(status: RunStatus) -> str:
-    from rich.markup import escape
+def _fact(label: str, said: str, folds: bool, style: str = "") -> RenderableType:
+    """A label and what it says; on a terminal a long text goes on under its own beginning."""
+    from rich.table import Table
+    from rich.text import Text
 
+    if not folds:
+        return Text(f"{label:10}  {said}", no_wrap=True, overflow="ignore")
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(min_width=10, no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row(Text(label, style="dim"), Text(said, style=style))
+    return grid
+
+
+def _rounds(status: RunStatus) -> str:
     relay = status.relay
     if relay.state == "ended" and status.ended:
-        return "relay: ended with the run"
+        return "the relay ended with the run"
     if relay.state == "absent":
-        return "relay: was never started"
+        return "the relay was never started"
     if relay.state != "answering":
-        return f"relay: [yellow]{relay.state}[/]" + (f" ({escape(relay.detail)})" if relay.detail else "")
-    empty = f", {relay.rounds_empty} empty" if relay.rounds_empty else ""
-    open_ones = f", {relay.rounds_open} open" if relay.rounds_open else ""
-    return f"rounds: {relay.rounds_committed} committed{empty}{open_ones}"
+        return f"the relay is {relay.state}" + (f": {relay.detail}" if relay.detail else "")
+    said = f"{relay.rounds_committed} committed"
+    said += f", {relay.rounds_empty} empty" if relay.rounds_empty else ""
+    said += f", {relay.rounds_open} open" if relay.rounds_open else ""
+    sent = sum(cell.bytes_up or 0 for cell in status.cells)
+    return said + (f"; {bytes_text(sent)} sent" if sent else "")
 
 
-def _checkpoint_line(status: RunStatus) -> str:
-    joint = status.joint_checkpoint
-    return "last joint checkpoint: " + ("none yet" if joint is None else f"step {joint.step}")
-
-
-def _notes(cell: CellView) -> list[str]:
+def _notes(cell: CellView) -> Iterator[str]:
     """What a cell's row cannot hold: its message, restarts, nodes that do not run."""
-    from rich.markup import escape
-
-    notes = []
-    if cell.detail:
-        notes.append(f"{cell.name}: {escape(cell.detail)}")
+    if cell.detail and cell.state != "finished":
+        yield cell.detail
     if cell.restarts:
-        notes.append(f"{cell.name}: restarted {cell.restarts} time{'s' if cell.restarts > 1 else ''}")
-    usual = {"running", "ended"}
+        yield f"restarted {cell.restarts} time{'s' if cell.restarts > 1 else ''}"
     if len(cell.nodes) > 1:
-        notes += [
-            f"{cell.name}: node {node.label} is {node.state} {escape(node.detail)}".rstrip()
-            for node in cell.nodes
-            if node.state not in usual
-        ]
-    return notes
+        for node in cell.nodes:
+            if node.state not in ("running", "ended"):
+                yield f"node {node.label} is {node.state} {node.detail}".rstrip()

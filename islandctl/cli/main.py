@@ -5,9 +5,10 @@ Everything heavy is imported inside the commands, so that ``islandctl --help`` c
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -16,15 +17,24 @@ from islandctl.cli import output
 from islandctl.cli.checkpoints import checkpoints
 from islandctl.cli.launch import launch
 from islandctl.cli.logs import logs
+from islandctl.cli.options import Command, Group, help_text
 from islandctl.cli.plan import plan
 from islandctl.cli.resume import resume
 from islandctl.cli.runs import runs
 from islandctl.cli.schema import schema
 from islandctl.cli.status import status
 from islandctl.cli.stop import stop
-from islandctl.errors import IslandError
+from islandctl.errors import IslandError, UsageError
+
+_Misuse: type[Exception] = typer.BadParameter.__bases__[0]
+"""What typer raises for a command line that it cannot read."""
+
+
+# No plugin of pydantic is used, and looking for some at every start costs as much as a command may.
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 app = typer.Typer(
+    cls=Group,
     name="islandctl",
     no_args_is_help=True,
     add_completion=False,
@@ -33,7 +43,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (plan, launch, status, logs, stop, resume, runs, checkpoints, schema):
-    app.command()(command)
+    app.command(cls=Command, help=help_text(command))(command)
 
 
 def _version(value: bool) -> None:
@@ -48,7 +58,8 @@ def _version(value: bool) -> None:
 )
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and end.")
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, metavar="", help="Show the version and end."),
     ] = False,
 ) -> None:
     """Train one model over several GPU clusters that stand far apart."""
@@ -56,19 +67,43 @@ def _root(
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and end the process with the exit code of the table in ``--help``."""
+    output.forgiving()
+    code = _run(None if argv is None else list(argv))
     try:
-        app(args=None if argv is None else list(argv), prog_name="islandctl")
+        sys.stdout.flush()
+    except OSError:  # what an error had left unwritten; that error has been told
+        output.hush()
+    sys.exit(code)
+
+
+def _run(argv: list[str] | None) -> int:
+    try:
+        code: int = app(args=argv, prog_name="islandctl", standalone_mode=False) or 0
+        sys.stdout.flush()  # here, where a reader that has gone is no fault
+        return code
     except IslandError as error:
         output.error(error)
-        code = error.exit_code
-    except KeyboardInterrupt:
-        code = 130
+        return error.exit_code
+    except _Misuse as error:
+        return _misused(error)
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
     except BrokenPipeError:
         output.hush()
-        code = 1
-    except Exception as error:  # a fault of ours: say so in one line, keep the rest in a file
-        output.fault(error)
-        code = 1
-    else:
-        code = 0
-    sys.exit(code)
+        return 1
+    except Exception as error:
+        told = output.home_trouble(error) if isinstance(error, OSError) else None
+        if told is None:  # a fault of ours: say so in one line, keep the rest in a file
+            output.fault(error)
+            return 1
+        output.error(told)
+        return told.exit_code
+
+
+def _misused(error: Any) -> int:
+    """One line for what was typed wrongly, one for where to read. Without any argument the help was shown already."""
+    said = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "")
+    if type(error).__name__ != "NoArgsIsHelpError":
+        where = error.ctx.command_path if error.ctx else "islandctl"
+        output.error(UsageError(said[:1].lower() + said[1:], hint=f"{where} --help"))
+    return UsageError.exit_code

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -15,6 +18,32 @@ if TYPE_CHECKING:
 
 WIDTH = 100
 """Columns that all output fits in."""
+
+
+_COMMAND = re.compile(
+    r"(?<![\w/.-])islandctl(?= (?:plan|launch|status|logs|stop|resume|runs|checkpoints|schema|--help)\b)"
+)
+
+
+def forgiving() -> None:
+    """Let a terminal that is not UTF-8 show a question mark where it has no sign, instead of an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower().replace("-", "") != "utf8":
+            stream.reconfigure(errors="replace")
+
+
+def typeable(text: str) -> str:
+    """``text`` with its commands as they can be typed here: by path, when ``islandctl`` is not on the PATH."""
+    from shutil import which
+
+    called = sys.argv[0]
+    if os.path.basename(called) != "islandctl":
+        return text
+    found = which("islandctl")
+    if found is not None and os.path.exists(called) and os.path.samefile(found, called):
+        return text
+    near = os.path.relpath(called)
+    return _COMMAND.sub(lambda _: called if near.startswith("..") else near, text)
 
 
 def lively(stream: TextIO) -> bool:
@@ -42,7 +71,7 @@ def console(stream: TextIO | None = None) -> Console:
 
 def data(line: str) -> None:
     """One line of data, to stdout."""
-    print(line)
+    print(typeable(line))
 
 
 def as_json(value: BaseModel | Any) -> None:
@@ -50,12 +79,21 @@ def as_json(value: BaseModel | Any) -> None:
     from pydantic import BaseModel
 
     plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
-    print(json.dumps(plain, indent=2))
+    print(json.dumps(_finite(plain), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no word for an infinite loss or one that is no number: null."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def message(text: str) -> None:
     """One line for the person, to stderr."""
-    print(text, file=sys.stderr, flush=True)
+    print(typeable(text), file=sys.stderr, flush=True)
 
 
 def error(problem: IslandError) -> None:
@@ -64,6 +102,26 @@ def error(problem: IslandError) -> None:
     message(f"{red}error:{end} {problem.message}")
     if problem.hint:
         message(f"hint: {problem.hint}")
+
+
+def home_trouble(problem: OSError) -> IslandError | None:
+    """Said plainly, when what could not be read or written lies in islandctl's own folder, or a disk is full."""
+    import errno
+
+    from islandctl.config.paths import HOME_VARIABLE, home
+    from islandctl.errors import PreflightError, UsageError
+
+    place = str(problem.filename or "")
+    if place.startswith(str(home())) or str(home()).startswith(place or "\0"):
+        return UsageError(
+            f"{place}: {str(problem.strerror).lower()}", hint=f"set {HOME_VARIABLE} to a folder that can be written"
+        )
+    if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+        return PreflightError(
+            f"this machine: {str(problem.strerror).lower()}",
+            hint=f"free some space, or move {HOME_VARIABLE} elsewhere",
+        )
+    return None
 
 
 def fault(problem: BaseException) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from islandctl.cli.options import Json, Sites
 from islandctl.errors import InfeasibleError, UsageError
 
 if TYPE_CHECKING:
@@ -16,27 +17,29 @@ if TYPE_CHECKING:
 
 
 def plan(
-    recipe: Annotated[Path, typer.Argument(help="The recipe (YAML).", show_default=False)],
-    site: Annotated[list[Path], typer.Option("--site", "-s", help="A site profile; once for each site.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Save the plan, for `islandctl launch`.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the whole plan as JSON.")] = False,
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe (YAML).", show_default=False)],
+    site: Sites,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Save the plan, for `islandctl launch`.")
+    ] = None,
+    json: Json = False,
 ) -> None:
-    """Check recipe and profiles, resolve every value, and say what would run where.
+    """Check recipe and profiles, and say what would run where and whether it fits.
 
     Shows for every cell its memory, step time and WAN traffic as ranges with what binds. Nothing is contacted and
     nothing is started. Exit code 2: a file is wrong; 3: the plan cannot work.
 
     Examples:
-
-      islandctl plan recipes/demo.yaml --site site-profiles/local-a.yaml --site site-profiles/local-b.yaml
-
+      islandctl plan recipe.yaml --site us.yaml --site asia.yaml
       islandctl plan recipe.yaml --site us.yaml --site asia.yaml --out run.plan
-
       islandctl plan recipe.yaml --site us.yaml --site asia.yaml --json | jq .feasible
     """
     from islandctl.config.load import load_recipe, load_site
+    from islandctl.planner.file import is_plan
     from islandctl.planner.make import make_plan
 
+    if is_plan(recipe):
+        raise UsageError(f"{recipe}: is a plan already", hint=f"islandctl launch {recipe}")
     made = make_plan(load_recipe(recipe), [load_site(path) for path in site])
     if out is not None:
         save_plan(made, out)

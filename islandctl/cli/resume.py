@@ -1,4 +1,4 @@
-"""``islandctl resume``."""
+"""``islandctl resume``: on from a joint checkpoint."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from typing import Annotated
 
 import typer
 
+from islandctl.cli.options import Detach, Json, RunName
+
 
 def resume(
-    run: Annotated[str | None, typer.Argument(help="The run; left out: the newest one.")] = None,
+    run: RunName = None,
     step: Annotated[
         int | None, typer.Option("--from", min=0, metavar="STEP", help="A joint checkpoint; 0: the beginning.")
     ] = None,
-    detach: Annotated[bool, typer.Option("--detach", help="Return as soon as the workers are started.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="The last status as one JSON document on stdout.")] = False,
+    detach: Detach = False,
+    json: Json = False,
 ) -> None:
-    """Go on from the newest joint checkpoint that every node holds unharmed, and follow the run.
+    """Go on from the newest joint checkpoint that every node holds unharmed.
 
     Examples:
-
       islandctl resume
-
       islandctl resume demo-1 --from 400 --detach
     """
     from islandctl.cli import output
@@ -32,7 +32,7 @@ def resume(
     record = load(run)
     plan = load_plan_of(record)
     record = resume_run(record, plan, output.message, step=step)
-    with Watcher(record, plan, output.message) as watcher:
+    with Watcher(record, output.message) as watcher:
         if detach:
             if json:
                 output.as_json(watcher.look())

@@ -1,26 +1,21 @@
-"""``islandctl runs``."""
+"""``islandctl runs``: what this machine has started."""
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
+from islandctl.cli.options import Json
 
 
-def runs(json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False) -> None:
-    """List the runs that this machine has started, oldest first, without asking any node.
+def runs(
+    json: Json = False,
+) -> None:
+    """List the runs that this machine has started, oldest first.
 
     Examples:
-
       islandctl runs
-
-      islandctl runs --json | jq -r .[].run
+      islandctl runs --json | jq -r '.[].run'
     """
-    from rich import box
-    from rich.table import Table
-
     from islandctl.cli import output
-    from islandctl.cli.look import age, duration
+    from islandctl.cli.look import age, brief, table
     from islandctl.runs.record import load_all
 
     records = load_all()
@@ -39,10 +34,12 @@ def runs(json: Annotated[bool, typer.Option("--json", help="One JSON document on
     if not records:
         output.message("no run yet; islandctl launch RECIPE --site PROFILE starts one")
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("run", "started", "last command", "attempt", "cells"):
-        table.add_column(heading, no_wrap=heading != "cells")
+    shown = table("run", "started", "last known", "attempt", "cells", "note", right=("attempt",))
+    shown.columns[-2].no_wrap = False
+    shown.columns[-1].overflow = "ellipsis"
     for record in records:
         cells = ", ".join(cell.name for cell in record.cells)
-        table.add_row(record.run, f"{duration(age(record.created))} ago", record.phase, str(record.attempt), cells)
-    output.console().print(table)
+        known, note = ("finished", "") if record.reason == "finished" else (record.phase, record.reason)
+        ago = f"{brief(age(record.created))} ago"
+        shown.add_row(record.run, ago, known, str(record.attempt), cells, note)
+    output.console().print(shown)

@@ -17,17 +17,15 @@ class Kind(StrEnum):
 
 
 def schema(
-    kind: Annotated[Kind, typer.Argument(help="A site profile or a recipe.", show_default=False)],
+    kind: Annotated[Kind, typer.Argument(metavar="site|recipe", help="Of which file.", show_default=False)],
 ) -> None:
-    """Print the JSON Schema of a site profile or a recipe: every key, its meaning and its default.
+    """Print the JSON Schema of a site profile or a recipe.
 
     Editors complete and check YAML with it: put the line
     `# yaml-language-server: $schema=site.schema.json` at the top of the profile.
 
     Examples:
-
       islandctl schema site
-
       islandctl schema recipe > recipe.schema.json
     """
     from islandctl.config.schema import json_schema

@@ -1,4 +1,4 @@
-"""``islandctl status``."""
+"""``islandctl status``: how a run goes, once or again and again."""
 
 from __future__ import annotations
 
@@ -6,34 +6,33 @@ from typing import Annotated
 
 import typer
 
+from islandctl.cli.options import Json, RunName, flag
+
 
 def status(
-    run: Annotated[str | None, typer.Argument(help="The run; left out: the newest one.")] = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep looking until the run ends or Ctrl-C.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    run: RunName = None,
+    watch: Annotated[bool, flag("--watch", "-w", help="Keep looking until the run ends or Ctrl-C.")] = False,
+    json: Json = False,
 ) -> None:
-    """Show how a run goes: cells, steps, bits per byte, speed, rounds, the last joint checkpoint.
+    """Show how a run goes: steps, bits per byte, speed, rounds, checkpoints.
 
     Ends with 5 when nobody answers: then the state is unknown, not failed.
 
     Examples:
-
       islandctl status
-
       islandctl status demo-1 --watch
-
-      islandctl status demo-1 --json | jq .cells[0].step
+      islandctl status demo-1 --json | jq '.cells[0].step'
     """
-    from islandctl.cli import output
-    from islandctl.cli.follow import follow
-    from islandctl.cli.look import status_view
-    from islandctl.errors import UnreachableError
-    from islandctl.runs.gather import Watcher
-    from islandctl.runs.record import load, load_plan_of
+    from islandctl.runs.record import load
 
     record = load(run)
-    plan = load_plan_of(record)
-    with Watcher(record, plan, output.message) as watcher:
+    from islandctl.cli import output  # from here on it costs time, which nobody waits for when there is no run
+    from islandctl.cli.follow import follow
+    from islandctl.cli.look import StatusView
+    from islandctl.errors import UnreachableError
+    from islandctl.runs.gather import Watcher
+
+    with Watcher(record, output.message) as watcher:
         if watch and not json:
             follow(watcher)
             return
@@ -41,6 +40,6 @@ def status(
     if json:
         output.as_json(view)
     else:
-        output.console().print(status_view(view))
+        output.console().print(StatusView(view), crop=False)
     if view.state == "unknown":
         raise typer.Exit(UnreachableError.exit_code)

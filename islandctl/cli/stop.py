@@ -1,4 +1,4 @@
-"""``islandctl stop``."""
+"""``islandctl stop``: a checkpoint, an end, and the proof that nothing is left."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from typing import Annotated
 
 import typer
 
+from islandctl.cli.options import Json, RunName
+
 
 def stop(
-    run: Annotated[str | None, typer.Argument(help="The run; left out: the newest one.")] = None,
+    run: RunName = None,
     deadline: Annotated[
         float,
-        typer.Option("--deadline", min=0, help="Seconds that the cells get to checkpoint; 0: end them at once."),
+        typer.Option("--deadline", min=0, metavar="S", help="Seconds to checkpoint in; 0: end everything at once."),
     ] = 300.0,
-    json: Annotated[bool, typer.Option("--json", help="The report as one JSON document on stdout.")] = False,
+    json: Json = False,
 ) -> None:
-    """Stop a run: a joint checkpoint, an orderly end, and the proof that no process is left.
+    """Stop a run: checkpoint, end, and prove that no process is left.
 
     Ends with 1 when processes are left (they are named), and with 5 when a node cannot be asked.
 
     Examples:
-
       islandctl stop
-
       islandctl stop demo-1 --deadline 60
     """
     from islandctl.cli import output

@@ -86,6 +86,7 @@ def _load(path: str | os.PathLike[str], kind: type[T], word: str) -> Loaded[T]:
             raise ConfigError(
                 f"{name}:1:1: expected keys and values", hint=f"`islandctl schema {word}` shows what belongs in it"
             )
+        _refuse_the_other_kind(name, document.data, kind)
         value = kind.model_validate(document.data)
         faults = wrong_bools(document.data, value)
         cause: ValidationError | None = None
@@ -104,6 +105,18 @@ def _load(path: str | os.PathLike[str], kind: type[T], word: str) -> Loaded[T]:
             hint=f"`islandctl schema {word}` lists every key with its meaning",
         ) from cause
     return Loaded(value, name, blake3(content).hexdigest(), document.values)
+
+
+def _refuse_the_other_kind(name: str, data: dict[str, object], kind: type[Settings]) -> None:
+    """A profile where a recipe belongs, or the other way round, is one fault and not one for every key."""
+    words: dict[type[Settings], str] = {Recipe: "a recipe", SiteProfile: "a site profile"}
+    other: type[Settings] = SiteProfile if kind is Recipe else Recipe
+    needed = [{key for key, item in one.model_fields.items() if item.is_required()} for one in (kind, other)]
+    if needed[1] <= data.keys() and not needed[0] <= data.keys():
+        raise ConfigError(
+            f"{name}: is {words[other]}, where {words[kind]} belongs",
+            hint="islandctl plan RECIPE --site PROFILE: the recipe stands alone, each profile after its own --site",
+        )
 
 
 def read_bytes(path: str | os.PathLike[str], *, max_bytes: int, hint: str) -> bytes:

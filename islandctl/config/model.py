@@ -11,12 +11,13 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,40}[a-z0
 
 
 class Model(BaseModel):
-    """Frozen; unknown keys are refused; docstrings under fields become their descriptions."""
+    """Frozen; unknown keys are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    # defer_build: a command pays only for the models that it uses.
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class Settings(Model):
-    """What a user writes in a file: as ``Model``, and a number is finite."""
+    """What a user writes in a file: as ``Model``, numbers are finite, docstrings under fields describe them."""
 
-    model_config = ConfigDict(allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False, use_attribute_docstrings=True)

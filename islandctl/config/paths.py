@@ -43,7 +43,9 @@ class RunFolder:
 
 
 class CellFolder:
-    """A cell's files on a site: ``<work_dir>/runs/<run>/<cell>``. Paths are POSIX paths of the site.
+    """A cell's files on a site: ``<work_dir>/runs/<mark>/<cell>``. Paths are POSIX paths of the site.
+
+    The mark is unique (``<run>.<16 digits>``): a run name used again, or by somebody else, never finds old files.
 
     cell.json       the CellJob
     token, ca.pem   0600: the cell's key to the relay, the relay's certificate

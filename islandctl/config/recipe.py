@@ -22,15 +22,19 @@ class ModelRecipe(Settings):
     """A decoder-only transformer."""
 
     kind: Literal["dense", "moe"]
+    """``moe``: every feed-forward layer is a mixture of experts."""
     layers: int = Field(ge=1, le=10_000)
+    """Transformer blocks."""
     width: int = Field(ge=8, le=1_000_000)
     """Size of the residual stream."""
     heads: int = Field(ge=1, le=100_000)
+    """Attention heads."""
     kv_heads: int | None = Field(default=None, ge=1)
     """Key and value heads; left out: as many as heads."""
     hidden: int = Field(ge=8, le=10_000_000)
     """Inner width of the feed-forward layer; of one expert in a ``moe``."""
     experts: int | None = Field(default=None, ge=2, le=100_000)
+    """Experts a layer; only in a ``moe``."""
     active_experts: int | None = Field(default=None, ge=1)
     """Experts per token."""
     balance: float = Field(default=0.01, ge=0)
@@ -83,11 +87,15 @@ class Optimizer(Settings):
     """The inner optimizer."""
 
     kind: Literal["adamw"] = "adamw"
+    """Decoupled weight decay."""
     lr: float = Field(gt=0, le=100)
+    """Peak of the learning rate."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     """0.95 rather than torch's 0.999: the usual choice for language models at short horizons."""
     eps: float = Field(default=1e-8, gt=0)
+    """Torch's own default."""
     weight_decay: float = Field(default=0.1, ge=0)
+    """The usual choice for language models."""
     clip: float = Field(default=1.0, gt=0)
     """Gradients are clipped to this norm."""
 
@@ -98,30 +106,37 @@ class Schedule(Settings):
     warmup: int = Field(default=100, ge=0)
     """Steps."""
     decay: Literal["cosine", "linear", "none"] = "cosine"
+    """From the end of the warm-up to the last step."""
     final: Share = 0.1
+    """Share of the peak at the last step."""
 
 
 class Training(Settings):
     """The loop inside a cell."""
 
     steps: Steps
+    """Inner steps of every cell."""
     batch: int = Field(ge=1, le=10_000_000)
     """Sequences per cell and step, over all its ranks."""
     sequence: int = Field(ge=2, le=100_000_000)
     """Tokens per sequence."""
     precision: Literal["float32", "bfloat16"] = "float32"
+    """Of the forward and backward pass; parameters and optimizer are float32."""
     optimizer: Optimizer
     schedule: Schedule = Schedule()
     seed: int = Field(default=0, ge=0, lt=2**63)
+    """Of the first values, the order of the data and the rounding of packets."""
 
 
 class Outer(Settings):
     """The optimizer that moves the anchor."""
 
     kind: Literal["nesterov"] = "nesterov"
+    """SGD with Nesterov momentum."""
     lr: float = Field(default=0.7, gt=0, le=10)
     """0.7 and 0.9 are DiLoCo's published pair."""
     momentum: float = Field(default=0.9, ge=0, lt=1)
+    """See ``lr``."""
 
 
 class Late(Settings):
@@ -145,13 +160,17 @@ class Exchange(Settings):
     window: Steps = 50
     """Inner steps in which every fragment is exchanged once."""
     fragments: int = Field(default=4, ge=1)
+    """Parts of the model, exchanged one after another over the window."""
     overlap: int = Field(default=5, ge=0)
     """Steps between taking a snapshot and applying the round's result."""
     when: Literal["fixed", "arrival"] = "fixed"
+    """``fixed``: a round is applied at snapshot + overlap. ``arrival`` (not launched yet): as soon as it is there."""
     apply: Literal["carry", "blend"] = "carry"
+    """``carry``: steps made meanwhile are kept whole. ``blend`` (not launched yet): mixed by alpha."""
     alpha: Share = 0.5
     """For ``blend``: the share of the cell's own value that is kept."""
     codec: Literal["fp32", "bf16", "int8"] = "int8"
+    """How values travel; norms, routers and embeddings always go as bf16."""
     outer: Outer = Outer()
     late: Late = Late()
     chunk: int = Field(default=4_194_304, ge=256)
@@ -181,13 +200,16 @@ class Evaluation(Settings):
     every: Steps = 50
     """Steps."""
     sequences: int = Field(default=64, ge=1)
+    """Sequences of held-out text that one evaluation reads."""
 
 
 class Emulate(Settings):
     """A WAN emulated inside the relay, per cell and direction, for rehearsals on one machine."""
 
     bandwidth: Bandwidth
+    """Of each cell, in each direction."""
     rtt: RoundTrip
+    """Added to every request."""
 
 
 class RelayRecipe(Settings):
@@ -215,6 +237,7 @@ class Restart(Settings):
     backoff: Deadline = 2.0
     """First pause; doubles each time up to ``backoff_limit``."""
     backoff_limit: Deadline = 60.0
+    """Longest pause."""
 
 
 class WorkerRecipe(Settings):
@@ -229,6 +252,7 @@ class Recipe(Settings):
     """Everything that decides what is learnt, and how."""
 
     name: Name
+    """Begins the names of runs."""
     model: ModelRecipe
     data: DataRecipe
     training: Training

@@ -90,15 +90,20 @@ class Storage(Settings):
     """The file system that holds checkpoints."""
 
     read: BytesPerSecond | None = None
+    """Rate at which a checkpoint comes back."""
     write: BytesPerSecond | None = None
+    """Rate at which a checkpoint is written."""
     free: Bytes | None = None
+    """Space for checkpoints."""
 
 
 class Cpu(Settings):
     """Processor and memory of one node."""
 
     cores: int = Field(ge=1)
+    """Of one node; a site of type ``cpu`` shares them out between its ranks."""
     memory: Bytes
+    """Of one node."""
 
 
 class Price(Settings):
@@ -119,7 +124,9 @@ class Ssh(Settings):
     config: str | None = None
     """An ssh configuration file to use instead of the user's."""
     user: str | None = None
+    """Login name."""
     port: int | None = Field(default=None, ge=1, le=65535)
+    """Port of the ssh server."""
     identity: str | None = None
     """Private key file."""
     known_hosts: str | None = None
@@ -149,16 +156,22 @@ class Slurm(Settings):
     """Options of the scheduler ``slurm``."""
 
     partition: str | None = None
+    """``sbatch --partition``."""
     account: str | None = None
+    """``sbatch --account``."""
     extra: tuple[str, ...] = ()
+    """More options for sbatch, as they are."""
 
 
 class SiteProfile(Settings):
     """One cluster (an island)."""
 
     name: Name
+    """Names folders, cells and log lines."""
     provider: str = "unknown"
+    """For people; nothing depends on it."""
     region: str = "unknown"
+    """For people; nothing depends on it."""
     scheduler: Literal["local", "ssh", "slurm"]
     """``local``: this machine. ``ssh``: plain hosts. ``slurm``: the first host is the login node."""
     hosts: tuple[str, ...] = ()
@@ -166,12 +179,15 @@ class SiteProfile(Settings):
     gpu: Gpu
     wan: Wan
     network: Network | None = None
+    """Needed for the planner to judge cells of several nodes."""
     storage: Storage = Storage()
+    """Left out: the planner says that it cannot judge checkpoints."""
     cpu: Cpu
     price: Price = Price()
     ssh: Ssh = Ssh()
     environment: Environment = Environment()
     slurm: Slurm | None = None
+    """Only with ``scheduler: slurm``."""
     work_dir: str = "~/islandctl"
     """Folder on every node for code, environment, logs and checkpoints. ``~`` is the node's own home."""
 

@@ -42,6 +42,7 @@ class Assignment:
     window: int
     version: int
     base: str
+    step: int
     tokens: int
 
 
@@ -111,6 +112,7 @@ class Courier:
             num_chunks=assignment.num_chunks,
             version=assignment.version,
             base=assignment.base,
+            step=assignment.step,
             tokens=assignment.tokens,
             codec=codec.name,
             payload_hash=digest(payload),

@@ -105,13 +105,14 @@ class Preparer:
         state, c = self._states[chunk.fragment], chunk.index
         parts = {part.cell: self._courier.fetch(commit, part, chunk, state.base[c]) for part in commit.named}
         mean = weighted_mean(list(parts.values()), [part.tokens for part in commit.named])
-        final = self._schedule.is_final(commit.window)
+        # Where nothing was trained a momentum step would only coast: what is owed is shared out as it is.
+        plain = self._schedule.is_final(commit.window) or not any(part.tokens for part in commit.named)
         anchor, momentum = nesterov(
             state.anchor[c],
             state.momentum[c],
             mean,
-            lr=1.0 if final else self._outer.lr,
-            decay=0.0 if final else self._outer.momentum,
+            lr=1.0 if plain else self._outer.lr,
+            decay=0.0 if plain else self._outer.momentum,
         )
         own = parts.get(self._cell)
         return Prepared(

@@ -32,9 +32,7 @@ class Ranks:
             if error is not None:
                 raise error
             return
-        flag = torch.tensor([0 if error is None else 1])
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
-        if not flag.item():
+        if self.most([int(error is not None)]) == [0]:
             return
         told: list[tuple[str, str, str] | None] = [None] * self.size
         mine = None if error is None else (type(error).__name__, error.message, error.hint)
@@ -51,6 +49,14 @@ class Ranks:
             return values
         tensor = torch.tensor(values, dtype=torch.int64)
         dist.broadcast(tensor, group=self._group, group_src=0)
+        return [int(value) for value in tensor]
+
+    def most(self, values: list[int]) -> list[int]:
+        """Of each value the largest over all ranks; all must pass as many."""
+        if self.size == 1:
+            return values
+        tensor = torch.tensor(values, dtype=torch.int64)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
         return [int(value) for value in tensor]
 
     def broadcast(self, tensor: Tensor, owner: int) -> Tensor:

@@ -131,7 +131,9 @@ class Rounds:
 
     def _assignment(self, p: int, flight: Flight, chunk: Chunk) -> Assignment:
         state, num_chunks = self.states[p], len(self._map.fragments[p].chunks)
-        return Assignment(chunk, num_chunks, flight.window, state.version, state.base[chunk.index], flight.tokens)
+        return Assignment(
+            chunk, num_chunks, flight.window, state.version, state.base[chunk.index], flight.step, flight.tokens
+        )
 
     def _codec(self, chunk: Chunk, window: int) -> Codec:
         if self._schedule.is_final(window):
@@ -168,9 +170,12 @@ class Rounds:
             state.final = True
         if named:
             state.tokens -= mine.tokens if mine is not None else state.tokens
-        if mine is not None:
+        if commit.named and not commit.missing and not any(part.tokens for part in commit.named):
+            state.at_end = True
+        if mine is not None or commit.named:  # of another window: the anchor has moved on, no commit can name it now
             self.flights[p] = None
-        state.window, state.resolved_seq, state.version = commit.window, commit.seq, commit.version
+        state.window = max(state.window, commit.window)
+        state.resolved_seq, state.version = commit.seq, commit.version
         self._courier.forget(p, commit.window)
         self.metrics.resolved(named=named, late=mine is not None and step > mine.apply_at)
 

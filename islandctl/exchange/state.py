@@ -46,6 +46,8 @@ class FragmentState:
     """Ledger seq of its commit."""
     tokens: int = 0
     """Trained since the last packet that a commit named."""
+    at_end: bool = False
+    """Every cell has trained its last step: a commit named all of them, with no tokens since the one before."""
     final: bool = False
     """The run's final round is in the anchor."""
 
@@ -70,6 +72,8 @@ class Flight:
     """This rank's part of every parameter of the fragment; empty in a final round."""
     vector: dict[int, Tensor]
     payload: dict[int, Future[bytes]]
+    moved: int = 0
+    """By how much the cell's step counter was put forward since the snapshot."""
     started: float = 0.0
     """On the process's monotonic clock, for the deadline only."""
 
@@ -113,6 +117,7 @@ def save(
                 "window": state.window,
                 "resolved_seq": state.resolved_seq,
                 "tokens": state.tokens,
+                "at_end": state.at_end,
                 "final": state.final,
             }
             for state in states
@@ -125,6 +130,7 @@ def save(
                 "step": flight.step,
                 "apply_at": flight.apply_at,
                 "tokens": flight.tokens,
+                "moved": flight.moved,
                 "snapshot": bool(flight.snapshot),
             }
             for flight in flights
@@ -204,6 +210,7 @@ def _load_flight(
         snapshot=snapshot,
         vector=vector,
         payload=payload,
+        moved=record["moved"],
     )
 
 

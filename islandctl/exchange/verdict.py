@@ -62,15 +62,14 @@ def judge(
         window = commit.window
     past = recorded(window)
     if past is not None:
-        if past > step:
+        if past > step or (flight is None and commit is not None and names(commit, cell)):
             return Verdict.NOTHING
         return Verdict.RESOLVE if ready else Verdict.WAIT
     if flight is None:
         assert commit is not None
         over = schedule.is_final(window) or schedule.snapshot_step(fragment, window) < step or finishing
         # Named without a flight: this cell is repeating steps and has not reached that snapshot again.
-        early = names(commit, cell) and not (finishing and not schedule.is_final(window))
-        if not over or early:
+        if not over or names(commit, cell):
             return Verdict.NOTHING
         return Verdict.RESOLVE if ready else Verdict.WAIT if finishing else Verdict.NOTHING
     if finishing:

@@ -108,6 +108,13 @@ class HostKeys:
                 hint="if the machine was really replaced: "
                 f"ssh-keygen -R {_quoted(hop.host_key_name)} -f {_quoted(entry.file)}",
             )
+        if not self._accept_new and (authorities := [entry for entry in known if entry.marker == "CA"]):
+            raise HostKeyError(
+                f"{place} is unknown: it shows {shown}; and host certificates, for which "
+                f"{authorities[0].place} (@cert-authority) vouches, cannot be checked here",
+                hint="compare the fingerprint with your provider's; then add the key itself to known_hosts "
+                f"(ssh-keyscan -p {hop.port} {hop.host}) or set ssh.host_keys: accept-new in the site profile",
+            )
         if not self._accept_new:
             raise HostKeyError(
                 f"{place} is unknown: it shows {shown}",

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 from islandctl.errors import PreflightError
 from islandctl.fleet import wire
 from islandctl.fleet.host import Completed
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class LocalHost:
@@ -50,6 +53,17 @@ class LocalHost:
             ) from error
         code = done.returncode if done.returncode >= 0 else None
         return wire.result(self.label, call, Completed(code, done.stdout, done.stderr))
+
+    def here(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call a function of this very process that only reads: what ``python`` does, without a process of its own.
+
+        Raises:
+            PreflightError: the function raised; names the host, as ``python`` does.
+        """
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            raise PreflightError(f"{self.label}: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
         """Nothing is held."""

@@ -12,14 +12,19 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from islandctl.errors import RunError, UnreachableError
+from islandctl.fleet import node_files, supervisor
 from islandctl.fleet.host import Host
 from islandctl.fleet.job import SupervisorJob, SupervisorState
+from islandctl.fleet.local import LocalHost
 
 TIMEOUT_S = 60.0
 """For calls that touch a few files: generous, since shared file systems stall."""
 READ_LIMIT_BYTES = 4 << 20
 STOP_GRACE_S = 45.0
 """Over the job's own time between TERM and KILL: for what remains, and for the supervisor's last words."""
+
+READING = ("read_many", "tail_offsets", "sizes")
+"""Calls that only read: on this machine they need no process of their own."""
 
 AnyPath = PurePosixPath | str
 
@@ -77,6 +82,8 @@ def _source(name: str) -> str:
 
 
 def _files(host: Host, do: str, payload: bytes = b"", timeout_s: float = TIMEOUT_S, **args: Any) -> Any:
+    if isinstance(host, LocalHost) and do in READING:
+        return host.here(node_files.main, {"do": do, **args}, payload)
     return host.python(_source("node_files.py"), {"do": do, **args}, timeout_s=timeout_s, payload=payload)
 
 
@@ -186,7 +193,11 @@ def _alive(host: Host, folder: AnyPath) -> bool:
 
 def states(host: Host, folders: Sequence[AnyPath]) -> list[SupervisorState]:
     """What the supervisors in these folders do, in one round trip."""
-    answers = _supervisor(host, "states", folders=[str(folder) for folder in folders])
+    listed = [str(folder) for folder in folders]
+    if isinstance(host, LocalHost):
+        answers = host.here(supervisor.states, [node_files.expand(folder) for folder in listed])
+    else:
+        answers = _supervisor(host, "states", folders=listed)
     return [
         SupervisorState(**{key: value for key, value in answer.items() if value is not None}) for answer in answers
     ]

@@ -107,6 +107,7 @@ def check(python: str, setup: list[str], wanted: list[Any], timeout_s: float) ->
 
 def probe(args: dict[str, Any], _: bytes) -> dict[str, Any]:
     """What this node is: home, work folder, free space, architecture, the profile's interpreter, code or none."""
+    began = time.time()
     work = expand(args["work_dir"])
     try:
         os.makedirs(work, exist_ok=True)
@@ -123,6 +124,7 @@ def probe(args: dict[str, Any], _: bytes) -> dict[str, Any]:
         "code_there": os.path.isdir(code) and tree_hash(code) == args["bundle_hash"],
         "python": check(args["python"], args["setup"], args["wanted"], args["timeout_s"]),
         "path": os.environ.get("PATH", ""),
+        "clock": [began, time.time()],
     }
 
 
@@ -172,27 +174,38 @@ def build_env(args: dict[str, Any], _: bytes) -> dict[str, Any]:
         if os.path.isfile(complete) and os.path.exists(python):
             return {"python": python, "built": False}
         shutil.rmtree(folder, ignore_errors=True)
-        failure = _run([os.path.expanduser(args["python"]), "-m", "venv", folder], args)
-        if failure:
-            return {"error": "venv", "lines": failure}
-        # A file, not arguments: an index address may hold a password, and arguments are seen by all users.
-        requirements = os.path.join(folder, "requirements.txt")
-        with open(os.open(requirements, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
-            file.write("\n".join(args["requirements"]) + "\n")
-        pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
-        failure = _run([*pip, *args["pip_options"], "-r", requirements], args)
-        if failure:
-            return {"error": "pip", "lines": failure}
-        told = check(python, args["setup"], args["wanted"], args["timeout_s"])
-        if told.get("error") or told["missing"]:
-            return {"error": "check", "told": told}
-        aside = complete + ".tmp"
-        with open(aside, "w") as file:
-            json.dump(told, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(aside, complete)
-        return {"python": python, "built": True}
+        try:
+            told = _fill_env(folder, args)
+            told["free_bytes"] = shutil.disk_usage(root).free
+        finally:
+            if not os.path.isfile(complete):
+                shutil.rmtree(folder, ignore_errors=True)  # what is half made is of no use, and may fill a disk
+        return {"python": python, **told}
+
+
+def _fill_env(folder: str, args: dict[str, Any]) -> dict[str, Any]:
+    python, complete = os.path.join(folder, "bin", "python"), os.path.join(folder, "complete.json")
+    failure = _run([os.path.expanduser(args["python"]), "-m", "venv", folder], args)
+    if failure:
+        return {"error": "venv", "lines": failure}
+    # A file, not arguments: an index address may hold a password, and arguments are seen by all users.
+    requirements = os.path.join(folder, "requirements.txt")
+    with open(os.open(requirements, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+        file.write("\n".join(args["requirements"]) + "\n")
+    pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+    failure = _run([*pip, *args["pip_options"], "-r", requirements], args)
+    if failure:
+        return {"error": "pip", "lines": failure}
+    told = check(python, args["setup"], args["wanted"], args["timeout_s"])
+    if told.get("error") or told["missing"]:
+        return {"error": "check", "told": told}
+    aside = complete + ".tmp"
+    with open(aside, "w") as file:
+        json.dump(told, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(aside, complete)
+    return {"built": True}
 
 
 def _run(argv: list[str], args: dict[str, Any]) -> list[str]:

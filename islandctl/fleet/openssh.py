@@ -17,6 +17,9 @@ from islandctl.errors import ConfigError, PreflightError
 _MAX_HOPS = 8
 _DEADLINE_S = 20.0
 """``Match exec`` may run commands; a hanging one must not hang us."""
+KEEPALIVE_S = 15
+KEEPALIVE_COUNT = 3
+"""A link that has not answered so many times in a row is given up."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class Hop:
     identities: tuple[str, ...]
     """Private key files, in OpenSSH's order; they need not exist."""
     identities_only: bool
+    certificates: tuple[str, ...]
+    """Files with certificates for the user's keys (CertificateFile)."""
     agent: str | None
     """Socket of the key agent."""
     known_hosts: tuple[str, ...]
@@ -165,6 +170,7 @@ def _hop(address: Address, values: dict[str, list[str]], ssh: Ssh) -> Hop:
         port=port,
         user=user,
         identities=tuple(identities),
+        certificates=tuple(path(name) for name in values.get("certificatefile", []) if name.lower() != "none"),
         identities_only=values.get("identitiesonly", ["no"])[0] == "yes",
         agent=_agent(values, path),
         known_hosts=tuple(name for name in files if os.path.isfile(name)),

@@ -6,9 +6,12 @@ import gzip
 import hashlib
 import io
 import json
+import math
+import re
 import shlex
 import sys
 import tarfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -73,6 +76,10 @@ CHECK_TIMEOUT_S = 300.0
 BUILD_TIMEOUT_S = 3600.0
 """pip fetches gigabytes for a CUDA build of torch."""
 LEAST_FREE_BYTES = 200_000_000
+FULL_BYTES = 10_000_000
+"""With less than this left after a failed build, the disk is what failed: venv does not always say so."""
+CLOCK_WARN_S, CLOCK_LIMIT_S = 0.5, 3.0
+"""How far a node's clock may be off this machine's: heartbeat ages, certificates and logs are read by it."""
 _INDEX_OPTIONS = ("-i", "--index-url", "--extra-index-url", "-f", "--find-links", "--trusted-host")
 _INDEX_SWITCHES = ("--no-index", "--pre")
 _SUFFIXES = (".py", ".csv", ".yaml", ".json", ".typed")
@@ -144,13 +151,15 @@ def prepare(
         needs: what the interpreter must have; left out: what a worker needs.
 
     Raises:
-        PreflightError: the interpreter is missing or too old, a package is missing, pip failed, the disk is full.
+        PreflightError: the interpreter is missing or too old, a package is missing, pip failed, the disk is full or
+            read-only, the clock is far off.
         UnreachableError: the link was lost; what was half made is never used.
     """
     environment = site.environment
     needs = needs or worker_needs()
     own = site.scheduler == "local" and not environment.build and environment.python == "python3"
     python, setup = sys.executable if own else environment.python, list(environment.setup)
+    sent = time.time()
     found = _setup(
         host,
         "probe",
@@ -162,7 +171,15 @@ def prepare(
         wanted=[] if environment.build else [[name, list(least)] for name, least in needs.imports],
         timeout_s=CHECK_TIMEOUT_S,
     )
-    _judge(host.label, environment.build, needs, found)
+    received = time.time()
+    if "unfit" in found:
+        raise PreflightError(
+            f"{host.label}: cannot write into the work folder {found['work_dir']}: {found['unfit']}",
+            hint="set work_dir in the site profile to a folder that can be written on every node",
+        )
+    began, ended = found["clock"]
+    _judge_clock(host.label, clock_offset(sent, began, ended, received), on_message)
+    _judge(host.label, environment.build, needs, found, own=own)
     work = PurePosixPath(found["work_dir"])
     code = work / "code" / bundle.hash
     if not found["code_there"]:
@@ -178,13 +195,33 @@ def prepare(
     )
 
 
-def _judge(label: str, build: bool, needs: Needs, found: dict[str, Any]) -> None:
-    """Stop for what the probe has shown."""
-    if "unfit" in found:
+def clock_offset(sent: float, began: float, ended: float, received: float) -> float:
+    """How far the node's clock surely is ahead of this machine's, in seconds; negative: behind.
+
+    Args:
+        sent, received: this machine's time before and after the call.
+        began, ended: the node's own time in between. What is not between them was spent on the way, one way or the
+            other, and is given to the node (RFC 5905, section 8).
+    """
+    offset = ((began - sent) + (ended - received)) / 2
+    way = max(0.0, (received - sent) - (ended - began))
+    return math.copysign(max(0.0, abs(offset) - way / 2), offset)
+
+
+def _judge_clock(label: str, offset: float, on_message: Callable[[str], None]) -> None:
+    if abs(offset) <= CLOCK_WARN_S:
+        return
+    told = f"{label}: its clock is {abs(offset):.1f} s {'ahead of' if offset > 0 else 'behind'} this machine's"
+    if abs(offset) > CLOCK_LIMIT_S:
         raise PreflightError(
-            f"{label}: cannot write into the work folder {found['work_dir']}: {found['unfit']}",
-            hint="set work_dir in the site profile to a folder that can be written on every node",
+            f"{told}; {CLOCK_LIMIT_S:g} s are the most",
+            hint="set the one that is wrong: timedatectl tells; on WSL and after a VM's sleep: sudo hwclock -s",
         )
+    on_message(f"{told}; times in its logs are off by that")
+
+
+def _judge(label: str, build: bool, needs: Needs, found: dict[str, Any], *, own: bool = False) -> None:
+    """Stop for what the probe has shown. ``own``: the interpreter is islandctl's own."""
     told = found["python"]
     if "error" in told:
         raise PreflightError(
@@ -205,7 +242,9 @@ def _judge(label: str, build: bool, needs: Needs, found: dict[str, Any]) -> None
     if told["missing"] and not build:
         raise PreflightError(
             f"{label}: {told['executable']} lacks what {needs.who} needs: {_listed(told['missing'])}",
-            hint="set environment.build: true, or type there: "
+            hint="pip install 'islandctl[worker]'; or set environment.build: true in the site profile"
+            if own
+            else "set environment.build: true, or type there: "
             + _pip_line(told["executable"], told["missing"], needs),
         )
 
@@ -251,14 +290,20 @@ def _build(
         wanted=[[name, list(least)] for name, least in needs.imports],
         timeout_s=BUILD_TIMEOUT_S,
     )
+    lines = " / ".join(answer.get("lines", ()))
+    if lines and (answer["free_bytes"] < FULL_BYTES or re.search("No space left|File too large|quota", lines)):
+        raise PreflightError(
+            f"{host.label}: the disk is full: {lines}",
+            hint="free some space there, or set work_dir in the site profile to another disk",
+        )
     if answer.get("error") == "venv":
         raise PreflightError(
-            f"{host.label}: no virtual environment could be made: {' / '.join(answer['lines'])}",
+            f"{host.label}: no virtual environment could be made: {lines}",
             hint="on Debian and Ubuntu: apt install python3-venv; or use environment.build: false",
         )
     if answer.get("error") == "pip":
         raise PreflightError(
-            f"{host.label}: pip install failed: {' / '.join(answer['lines'])}",
+            f"{host.label}: pip install failed: {lines}",
             hint="correct environment.packages or environment.pip_options in the site profile",
         )
     if answer.get("error") == "check":

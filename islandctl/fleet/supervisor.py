@@ -286,12 +286,14 @@ class Supervisor:
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
-        self._tell("starting", child_pid=None)
+        # What lies there now is of an earlier life, unless a lost predecessor had a child since.
+        before = _signature(self.job.get("outcome")) if held is None else held.get("outcome_before")
+        self._tell("starting", child_pid=None, outcome_before=before)
         if held is not None:
             self.restarts = held.get("restarts", 0)
             self._log(f"taking over from supervisor {held.get('supervisor_pid')}, which was lost")
         self._end_rest()
-        verdict = self._told(held.get("outcome_before")) if held is not None else None
+        verdict = self._told(before) if held is not None else None
         if verdict is not None and verdict["outcome"] != "finished":
             verdict = None  # stopped or failed before we were asked to start it again
         while verdict is None:
@@ -511,6 +513,7 @@ def start(folder: str, python: str) -> dict[str, Any]:
 def stop(folder: str, timeout_s: float) -> dict[str, Any]:
     """Set the stop switch and wait for the end; a lost supervisor's leftovers are ended here. ``late``: not yet."""
     if states([folder])[0]["state"] in ("absent", "ended"):
+        _see_it_gone(folder)
         return {"late": False}
     with open(os.path.join(folder, "stop"), "w"):
         pass
@@ -531,7 +534,15 @@ def stop(folder: str, timeout_s: float) -> dict[str, Any]:
         verdict = {"outcome": outcome, "code": None, "signal": None, "reason": reason, "at": utc()}
         write_json(os.path.join(folder, "exit.json"), dict(verdict, restarts=state.get("restarts", 0)), durable=True)
         write_json(os.path.join(folder, "state.json"), dict(state, state="ended", child_pid=None, since=utc()))
+    _see_it_gone(folder)
     return {"late": False}
+
+
+def _see_it_gone(folder: str) -> None:
+    """A supervisor that has written its last word is still a process for a moment; whoever proves an end waits."""
+    deadline = time.monotonic() + 5.0
+    while lives(read_json(os.path.join(folder, "state.json"))) and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def command(arguments: list[str]) -> int:

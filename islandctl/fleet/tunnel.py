@@ -17,8 +17,7 @@ from islandctl.config.site import Ssh
 from islandctl.fleet import node
 from islandctl.fleet.host import Host
 from islandctl.fleet.job import RestartPolicy, SupervisorJob
-from islandctl.fleet.openssh import Hop, resolve
-from islandctl.fleet.ssh import KEEPALIVE_COUNT, KEEPALIVE_S
+from islandctl.fleet.openssh import KEEPALIVE_COUNT, KEEPALIVE_S, Hop, resolve
 
 FOREVER = RestartPolicy(limit=1_000_000, backoff_s=1.0, backoff_limit_s=15.0)
 """A tunnel is tried again for as long as the run lives: the link may be away for hours."""

@@ -7,6 +7,7 @@ on stdin; the answer lies between random markers, so that a banner or a ``.bashr
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import re
 import secrets
@@ -61,6 +62,18 @@ def main(args, payload):
     out, err = (base64.b64encode(data).decode() for data in (done.stdout, done.stderr))
     return {"code": code, "out": out, "err": err}
 """
+
+
+_NO_ROOM = "free some space there, or set work_dir in the site profile to another disk"
+_NO_RIGHT = "set work_dir in the site profile to a folder that you may write to there"
+_HINTS = {
+    errno.ENOSPC: _NO_ROOM,
+    errno.EDQUOT: _NO_ROOM,
+    errno.EFBIG: _NO_ROOM,
+    errno.EROFS: _NO_RIGHT,
+    errno.EACCES: _NO_RIGHT,
+    errno.EPERM: _NO_RIGHT,
+}
 
 
 @dataclass(frozen=True)
@@ -120,10 +133,16 @@ def result(label: str, call: Call, done: Completed) -> Any:
         noise = last_line(done.stderr) or last_line(done.stdout) or "no output"
         raise PreflightError(f"{label}: python gave no answer (exit code {done.code}): {noise}")
     if "error" in value:
-        if value["errno"] is not None:  # the system's own words: what is wrong, and with which file
-            raise PreflightError(f"{label}: {re.sub(r'^.Errno [0-9]+. ', '', value['message'])}")
-        raise PreflightError(f"{label}: {value['error']}: {value['message']} (line {value['line']})")
+        raise _raised(label, value)
     return value["result"]
+
+
+def _raised(label: str, value: Mapping[str, Any]) -> PreflightError:
+    if value["errno"] is None:
+        return PreflightError(f"{label}: {value['error']}: {value['message']} (line {value['line']})")
+    return PreflightError(
+        f"{label}: {re.sub(r'^.Errno [0-9]+. ', '', value['message'])}", hint=_HINTS.get(value["errno"], "")
+    )
 
 
 def run_args(argv: Sequence[str], timeout_s: float) -> tuple[str, dict[str, Any]]:

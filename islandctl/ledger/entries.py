@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from islandctl.config.model import Model
 
@@ -36,6 +36,8 @@ class Contribution(Model):
     """One cell's part of a commit."""
 
     cell: int
+    step: int = Field(ge=0)
+    """The cell's step counter at its snapshot."""
     tokens: int
     chunks: tuple[str, ...]
     """Hash of each chunk's whole packet, in chunk order."""
@@ -96,5 +98,5 @@ class Halt(_Entry):
 
 
 Entry = Annotated[Genesis | Commit | Checkpoint | Rewind | Stop | Halt, Field(discriminator="kind")]
-ENTRY: TypeAdapter[Entry] = TypeAdapter(Entry)
+ENTRY: TypeAdapter[Entry] = TypeAdapter(Entry, config=ConfigDict(defer_build=True))
 """Reads and writes any entry: ``ENTRY.validate_json(line)``."""

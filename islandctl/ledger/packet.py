@@ -56,6 +56,8 @@ class PacketHeader(Model):
     """Commits that the anchor it builds on contains."""
     base: str
     """Hash of the chunk's anchor and outer momentum that it builds on."""
+    step: int = Field(ge=0)
+    """The cell's step counter at the snapshot. Cells whose counters have drifted apart align them by it."""
     tokens: int = Field(ge=0)
     """Tokens trained since the cell's last packet of this fragment that a commit named."""
     codec: str

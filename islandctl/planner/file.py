@@ -56,6 +56,14 @@ def looks_like_plan(path: str | os.PathLike[str]) -> bool:
         return False
 
 
+def is_plan(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is a whole saved plan. (A recipe may be written as JSON, too.)"""
+    try:
+        return looks_like_plan(path) and bool(load_plan(path).plan_hash)
+    except ConfigError:
+        return False
+
+
 def changed_sources(plan: Plan) -> list[str]:
     """The profiles and recipe that are no longer what the plan was made from (changed, gone or unreadable)."""
     return [path for path, known in plan.sources.items() if text_hash(path) != known]

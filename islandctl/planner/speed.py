@@ -11,6 +11,10 @@ from islandctl.planner.plan import CellPlan, Figure
 UTILISATION = (0.30, 0.45)
 """Share of the measured matrix rate that training reaches (assumption). Public runs of an 8B model on H100: 0.41."""
 
+LAUNCH_S = 2e-3
+"""For each layer, forward and backward, in the worse case: its hundred or so small operations are started one after
+another, each some 10 to 20 microseconds (assumption). A small model's step takes that long on any accelerator."""
+
 NETWORK_SHARE = 0.6
 """Share of the stated bandwidth inside a site that collectives reach in the worse case (assumption)."""
 
@@ -37,14 +41,15 @@ def step_time(
     """Seconds of one step, or None where the accelerator's rate is not known (``cpu``).
 
     Low: the higher utilisation, and FSDP's traffic wholly hidden behind it. High: the lower one, a network at
-    ``NETWORK_SHARE``, and nothing hidden.
+    ``NETWORK_SHARE``, and nothing hidden; at least ``LAUNCH_S`` a layer.
     """
     if accelerator.matrix_flops is None:
         return None
     rate = accelerator.matrix_flops * cell.num_ranks
     fast, slow = (step_flops(recipe, counts) / (rate * share) for share in reversed(UTILISATION))
     traffic, words = _traffic_s(recipe, counts, site, accelerator, cell)
-    low, high = max(fast, traffic), slow + traffic / NETWORK_SHARE
+    low = max(fast, traffic)
+    high = max(slow + traffic / NETWORK_SHARE, recipe.model.layers * LAUNCH_S)
     return Figure(
         value=(low + high) / 2,
         low=low,

@@ -9,6 +9,8 @@ import os
 import socket
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,6 +19,7 @@ import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from islandctl.errors import ConfigError, IslandError, PreflightError
+from islandctl.relay import glance
 from islandctl.relay.rounds import Refusal
 from islandctl.relay.server import Server
 from islandctl.relay.service import Service
@@ -71,7 +74,7 @@ def serve(folder: Path) -> None:
         server = Server(service, store, tokens, settings)
         config = _config(server, settings)
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-            runner.run(_run(server, config, settings, listener, folder))
+            runner.run(_run(service, server, config, settings, listener, folder))
     except Refusal as refusal:
         raise ConfigError(f"{folder}: {refusal.message}", hint="use another run name") from refusal
     finally:
@@ -99,10 +102,15 @@ def _config(server: Server, settings: RelaySettings) -> uvicorn.Config:
 
 
 async def _run(
-    server: Server, config: uvicorn.Config, settings: RelaySettings, listener: socket.socket, folder: Path
+    service: Service,
+    server: Server,
+    config: uvicorn.Config,
+    settings: RelaySettings,
+    listener: socket.socket,
+    folder: Path,
 ) -> None:
     host, port = listener.getsockname()[:2]
-    async with server.running():
+    async with server.running(), _glances(service, folder):
         web = _Web(config, server)
         serving = asyncio.create_task(web.serve(sockets=[listener]))
         while not web.started and not serving.done():
@@ -112,6 +120,27 @@ async def _run(
             log.info("relay of run %s listens at %s port %d", settings.run, host, port)
         await serving
     log.info("relay ended")
+
+
+@asynccontextmanager
+async def _glances(service: Service, folder: Path) -> AsyncIterator[None]:
+    """Keep ``status.json`` fresh; take it away in the end."""
+
+    async def keep() -> None:
+        while True:
+            try:
+                glance.tell(folder, await asyncio.to_thread(service.status), time.time())
+            except OSError as error:  # a full disk must not end the relay
+                log.warning("cannot write %s: %s", folder / glance.NAME, error)
+            await asyncio.sleep(glance.WRITE_EVERY_S)
+
+    keeping = asyncio.create_task(keep())
+    try:
+        yield
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        (folder / glance.NAME).unlink(missing_ok=True)
 
 
 class _Web(uvicorn.Server):

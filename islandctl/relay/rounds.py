@@ -55,6 +55,7 @@ class _Parts:
     """What one cell has put into one round."""
 
     tokens: int
+    step: int
     hashes: dict[int, str] = field(default_factory=dict)
     """Chunk → hash of the packet."""
 
@@ -220,10 +221,6 @@ class Rounds:
             if header.num_chunks != opened.num_chunks:
                 raise Refusal("invalid", f"{where}: cell {name} counts {header.num_chunks} chunks, the round has "
                               f"{opened.num_chunks}")  # fmt: skip
-            parts = opened.cells.get(header.cell)
-            if parts is not None and parts.tokens != header.tokens:
-                raise Refusal("invalid", f"{where}: cell {name} says {header.tokens} tokens, in another chunk "
-                              f"{parts.tokens}")  # fmt: skip
         base = self._bases.get((header.fragment, header.chunk))
         if base is not None and base.base != header.base:
             other = f"cell {self.genesis.cells[base.cell]} (window {base.window})"
@@ -241,7 +238,9 @@ class Rounds:
         if key in self.closed:
             return
         opened = self._open.setdefault(key, _Round(header.version, header.num_chunks, now))
-        parts = opened.cells.setdefault(header.cell, _Parts(header.tokens))
+        parts = opened.cells.setdefault(header.cell, _Parts(header.tokens, header.step))
+        # A cell that died while it put, and came back another way, may tell other counts in the rest of its chunks.
+        parts.tokens, parts.step = max(parts.tokens, header.tokens), max(parts.step, header.step)
         parts.hashes[header.chunk] = packet_hash
 
     # Commits
@@ -281,6 +280,7 @@ class Rounds:
         named = tuple(
             Contribution(
                 cell=cell,
+                step=opened.cells[cell].step,
                 tokens=opened.cells[cell].tokens,
                 chunks=tuple(opened.cells[cell].hashes[chunk] for chunk in range(opened.num_chunks)),
             )

@@ -13,12 +13,12 @@ from islandctl.errors import UnreachableError
 from islandctl.fleet import node as nodes
 from islandctl.ledger.entries import ENTRY, Entry
 from islandctl.ledger.joint import JointCheckpoint, Unjoined, joint_checkpoints, unjoined
-from islandctl.planner.plan import Plan
 from islandctl.runs.reach import Reach, Say, each
 from islandctl.runs.record import CellRecord, RunRecord
 from islandctl.runs.relay import client
 
 if TYPE_CHECKING:
+    from islandctl.planner.plan import Plan
     from islandctl.relay.client import RelayClient
 
 VERIFY_TIMEOUT_S = 1800.0
@@ -200,7 +200,7 @@ def rows_of(
         if key not in rows:
             note = "not of the run's present line"
             rows[key] = Row(step=key[1], attempt=key[0], joint=False, held_by=tuple(names), note=note)
-    # What was tidied away (checkpoint.keep) is of no use to anybody: joint, gone everywhere, older than what is there.
+    # Tidied away (checkpoint.keep): gone everywhere, and older than what is there.
     there = [row.step for row in rows.values() if row.held_by]
     tidied = [key for key, row in rows.items() if cells and there and not row.held_by and row.step < min(there)]
     for key in tidied:

@@ -8,7 +8,6 @@ from islandctl.config.model import Model
 from islandctl.errors import CheckpointError, UsageError
 from islandctl.ledger.joint import JointCheckpoint, Unjoined
 
-
 MAX_SHOWN = 3
 """Checkpoints that a message speaks of one by one."""
 

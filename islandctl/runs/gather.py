@@ -7,25 +7,23 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Generic, TypeVar
 
 from pydantic import ValidationError
 
 from islandctl.config.paths import CellFolder, RunFolder
-from islandctl.errors import IslandError
+from islandctl.errors import IslandError, UnreachableError
 from islandctl.fleet import node as nodes
 from islandctl.fleet.host import Host
 from islandctl.fleet.job import SupervisorState
 from islandctl.ledger.joint import JointCheckpoint, joint_checkpoints
-from islandctl.planner.plan import Plan
+from islandctl.relay.glance import told_by_file
 from islandctl.relay.messages import Heartbeat, RelayStatus
-from islandctl.runs.checkpoints import ledger_from_file
 from islandctl.runs.metrics import heartbeat_from
 from islandctl.runs.reach import Reach, Say
 from islandctl.runs.record import NodeRecord, RunRecord, load
-from islandctl.runs.relay import client
 from islandctl.runs.status import Facts, NodeFacts, Outcome, RunStatus
 from islandctl.runs.watch import combine
 
@@ -76,12 +74,11 @@ class Watcher:
         deadline_s: for one look; who has not answered by then counts as unreachable in it.
     """
 
-    def __init__(self, record: RunRecord, plan: Plan, say: Say, *, deadline_s: float = 15.0) -> None:
+    def __init__(self, record: RunRecord, say: Say, *, deadline_s: float = 15.0) -> None:
         self._record = record
-        self.plan = plan
         self._say = say
         self._deadline_s = deadline_s
-        self._reach = Reach(plan, record.run, say)
+        self._reach = Reach(None, record.run, say)
         self._silent: set[str] = set()
         self._nodes: dict[tuple[int, int], Asked[NodeFacts]] = {}
         self._beside: dict[str, Asked[SupervisorState]] = {}
@@ -128,7 +125,7 @@ class Watcher:
             nodes=tuple(seen),
             launcher_alive=self._record.launcher_pid > 0 and _alive(self._record.launcher_pid),
         )
-        return combine(self._record, self.plan, facts)
+        return combine(self._record, facts)
 
     def _renew(self) -> None:
         """Read the record again: during a launch its nodes, relay and tunnels become known one after another."""
@@ -175,19 +172,30 @@ class Watcher:
 
         def ask() -> Heartbeat | None:
             content = nodes.read_tail(self._reach.host(node.site, node.host), path, METRICS_TAIL_BYTES)
-            steps = self.plan.recipe.training.steps
-            return heartbeat_from(content, cell=node.cell, attempt=self._record.attempt, steps=steps)
+            attempt, steps = self._record.attempt, self._record.steps
+            return heartbeat_from(content, cell=node.cell, attempt=attempt, steps=steps)
 
         return Asked(ask)
 
     def _read_joint(self) -> JointCheckpoint | None:
+        from islandctl.runs.checkpoints import ledger_from_file
+
         entries = ledger_from_file(self._record, self._reach)
         joint = joint_checkpoints(entries, len(self._record.cells))
         return joint[-1] if joint else None
 
     def _ask_relay(self) -> RelayStatus:
-        with client(self._record, timeout_s=RELAY_TIMEOUT_S) as relay:
-            return relay.status()
+        relay = self._record.relay
+        if relay is not None and not relay.host:  # here: its files say more quickly what it would answer
+            told = told_by_file(Path(relay.folder).parent, time.time())
+            if told is not None:
+                return told
+            if nodes.state(self._reach.beside(""), relay.folder).state in ("absent", "ended"):
+                raise UnreachableError("the relay has ended")
+        from islandctl.runs.relay import client  # it loads an HTTP library
+
+        with client(self._record, timeout_s=RELAY_TIMEOUT_S) as asked:
+            return asked.status()
 
     def _ask_about(self, host: str, folder: str) -> Asked[SupervisorState]:
         return Asked(lambda: nodes.state(self._reach.beside(host), folder))

@@ -89,7 +89,7 @@ def _prepare(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> RunRecord
         members = []
         for node in cell.nodes:
             made = prepared[cell.site, node.host]
-            folder = CellFolder(PurePosixPath(made.work_dir) / "runs" / record.run / cell.name)
+            folder = CellFolder(PurePosixPath(made.work_dir) / "runs" / record.mark / cell.name)
             members.append(
                 NodeRecord(
                     cell=cell.index,
@@ -115,7 +115,12 @@ def _or_undo(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> Iterator[
     try:
         yield
     except BaseException as error:
-        reason = error.message if isinstance(error, IslandError) else f"{type(error).__name__}: {error}".rstrip(": ")
+        if isinstance(error, IslandError):
+            reason = error.message
+        elif isinstance(error, KeyboardInterrupt):
+            reason = "the launch was interrupted by Ctrl-C"
+        else:
+            reason = f"{type(error).__name__}: {error}".rstrip(": ")
         say(f"{record.run}: the launch ends: clearing up")
         now = records.load(record.run)
         report = end_everything(now, plan, reach, say)

@@ -118,7 +118,7 @@ def _place(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> tuple[KeptR
     else:
         host = reach.beside(name)
         made = prepare(host, reach.profile_beside(name), make_bundle(), say, needs=RELAY_NEEDS)
-        folder = PurePosixPath(made.work_dir) / "runs" / record.run / "relay"
+        folder = PurePosixPath(made.work_dir) / "runs" / record.mark / "relay"
         python, code, keeper = made.python, made.code, made.supervisor
     host_name = "" if name == CONTROLLER else name
     return (

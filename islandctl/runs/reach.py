@@ -6,18 +6,20 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from islandctl.config.paths import RunFolder
-from islandctl.config.site import SiteProfile, Ssh
 from islandctl.errors import HostKeyError, IslandError, PreflightError, UnreachableError
 from islandctl.fleet.host import Host
 from islandctl.fleet.local import LocalHost
-from islandctl.planner.plan import Plan
+from islandctl.runs.record import load, load_plan_of
 
 if TYPE_CHECKING:
+    from islandctl.config.site import SiteProfile, Ssh
     from islandctl.fleet.connect import Fleet
+    from islandctl.planner.plan import Plan
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -45,10 +47,17 @@ class Verdict(Generic[T, R]):
 
 
 class Reach:
-    """The hosts of a run by name. Safe from several threads; close it in the end."""
+    """The hosts of a run by name. Safe from several threads; close it in the end.
 
-    def __init__(self, plan: Plan, run: str, say: Say) -> None:
-        self._plan = plan
+    Args:
+        plan: the run's; None: read when a host beyond this machine is asked for.
+        run: its name.
+        say: takes messages about connections.
+    """
+
+    def __init__(self, plan: Plan | None, run: str, say: Say) -> None:
+        self._given = plan
+        self._run = run
         self._known_hosts = RunFolder.of(run).known_hosts
         self._say = say
         self._controller = LocalHost()
@@ -69,10 +78,13 @@ class Reach:
         Raises:
             UnreachableError, HostKeyError, PreflightError: as ``fleet.connect`` does.
         """
-        profile = self._plan.site(site)
-        if profile.scheduler == "local":
+        if not host:
             return LocalHost(f"{site}/local")
-        return self._fleet().host(profile, host)
+        return self._fleet().host(self._plan.site(site), host)
+
+    @cached_property
+    def _plan(self) -> Plan:
+        return self._given or load_plan_of(load(self._run))
 
     def beside(self, host: str) -> Host:
         """A host that belongs to no cell (the relay's); empty: the controller. A site that lists it lends its ssh."""
@@ -85,6 +97,8 @@ class Reach:
         for site in self._plan.sites:
             if host in site.hosts:
                 return site
+        from islandctl.config.site import SiteProfile
+
         return SiteProfile.model_validate({**_BESIDE, "hosts": [host]})
 
     def ssh(self, site: str, host: str) -> Ssh:

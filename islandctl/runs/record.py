@@ -9,15 +9,18 @@ import difflib
 import secrets
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import ValidationError
 
 from islandctl.config.model import Model, Name
 from islandctl.config.paths import RunFolder, home
 from islandctl.errors import UsageError
-from islandctl.planner.plan import Plan
 from islandctl.runs.files import make_folder, write_whole
+
+if TYPE_CHECKING:
+    from islandctl.planner.plan import Plan
 
 Phase = Literal["launching", "launched", "stopping", "stopped", "failed"]
 """What the controller last did: ``failed`` means the launch did not get as far as the workers."""
@@ -97,6 +100,12 @@ class RunRecord(Model):
     """UTC, ISO 8601."""
     plan_hash: str
     config_hash: str
+    steps: int
+    """Steps of the whole run."""
+    tokens_per_step: int
+    """Tokens that one cell trains in a step."""
+    late_then: Literal["wait", "alone"] = "wait"
+    """What the others do without a cell that is away."""
     attempt: int = 1
     phase: Phase = "launching"
     reason: str = ""
@@ -185,6 +194,9 @@ def create(plan: Plan, run: str | None, *, launcher_pid: int) -> RunRecord:
             created=now(),
             plan_hash=plan.plan_hash,
             config_hash=plan.config_hash,
+            steps=plan.recipe.training.steps,
+            tokens_per_step=plan.recipe.training.batch * plan.recipe.training.sequence,
+            late_then=plan.recipe.exchange.late.then,
             launcher_pid=launcher_pid,
         )
     )
@@ -223,11 +235,7 @@ def load(run: str | None = None) -> RunRecord:
             hint=f"remove the folder {path.parent}, or choose another name with --run",
         ) from error
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise UsageError(
-            f"{path}: {place}: {first['msg']}", hint="the record was written by another version?"
-        ) from error
+        raise UsageError(_first(path, error), hint="was it written by another version?") from error
 
 
 def load_all() -> list[RunRecord]:
@@ -247,15 +255,15 @@ def load_plan_of(record: RunRecord) -> Plan:
     Raises:
         UsageError: it is missing or is no plan.
     """
+    from islandctl.planner.plan import Plan  # many classes; most looks at a run do without it
+
     path = RunFolder.of(record.run).plan
     try:
         return Plan.model_validate_json(path.read_bytes())
     except FileNotFoundError as error:
-        raise UsageError(f"{path}: the run's plan is missing") from error
+        raise UsageError(f"{path}: the run's plan is missing", hint="bring the file back from a copy") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise UsageError(f"{path}: {place}: {first['msg']}", hint="was it written by another version?") from error
+        raise UsageError(_first(path, error), hint="was it written by another version?") from error
 
 
 def check_plan_of(record: RunRecord, plan: Plan) -> None:
@@ -269,6 +277,13 @@ def check_plan_of(record: RunRecord, plan: Plan) -> None:
             f"{RunFolder.of(record.run).plan}: the plan is not the one that was launched (its hash differs)",
             hint="bring the file back; or it was written by another version of islandctl: resume with that one",
         )
+
+
+def _first(path: Path, error: ValidationError) -> str:
+    """The first fault of a file, with its place."""
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"])
+    return ": ".join(filter(None, (str(path), place, first["msg"])))
 
 
 def _check_name(name: str) -> None:

@@ -14,14 +14,12 @@ from islandctl.errors import IslandError, PreflightError, RelayError, Unreachabl
 from islandctl.fleet import node as nodes
 from islandctl.fleet.host import Host
 from islandctl.fleet.job import RestartPolicy, SupervisorJob
-from islandctl.planner.plan import Plan
 from islandctl.relay.messages import RelayStatus
-from islandctl.relay.settings import RelaySettings
-from islandctl.relay.tokens import token_hash
 from islandctl.runs.files import write_whole
 from islandctl.runs.record import KeptRecord, RunRecord
 
 if TYPE_CHECKING:
+    from islandctl.planner.plan import Plan
     from islandctl.relay.client import RelayClient
 
 START_TIMEOUT_S = 60.0
@@ -32,7 +30,7 @@ STOP_TIMEOUT_S = 15.0
 
 def make_secrets(record: RunRecord, plan: Plan) -> None:
     """The run's certificate and tokens, in the run's folder on the controller; made once."""
-    from islandctl.relay.certificate import make_certificate
+    from islandctl.relay.certificate import make_certificate  # here: cryptography is slow to import
 
     folder = RunFolder.of(record.run).secrets
     names = ["127.0.0.1", "localhost", *filter(None, [plan.recipe.relay.address])]
@@ -55,6 +53,10 @@ def relay_files(record: RunRecord, plan: Plan, *, host: str, port: int) -> dict[
     Args:
         host, port: where it listens.
     """
+
+    from islandctl.relay.settings import RelaySettings
+    from islandctl.relay.tokens import token_hash
+
     folder = RunFolder.of(record.run).secrets
     roles = {token_hash((folder / "token").read_text()): "controller"}
     roles |= {token_hash(cell_token(record.run, cell.index).decode()): str(cell.index) for cell in plan.cells}
@@ -109,7 +111,7 @@ def client(record: RunRecord, *, timeout_s: float = 5.0, retry_s: float = 0.0) -
     Raises:
         UnreachableError: there is no relay yet.
     """
-    from islandctl.relay.client import RelayClient  # it loads an HTTP library, which `--help` and friends do without
+    from islandctl.relay.client import RelayClient  # here: httpx is slow to import
 
     folder = RunFolder.of(record.run).secrets
     if not record.relay_url:

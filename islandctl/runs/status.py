@@ -81,86 +81,127 @@ class NodeView(Model):
     """One node in the status."""
 
     node: int
+    """Its number in the cell."""
     label: str
+    """``site/host``."""
     state: Literal["absent", "starting", "running", "backoff", "stopping", "ended", "lost", "unreachable"]
+    """Of its supervisor; ``lost``: gone without an exit record."""
     restarts: int = 0
+    """By its supervisor."""
     detail: str = ""
+    """Why it is in this state."""
 
 
 class CellView(Model):
     """One cell in the status."""
 
     cell: int
+    """Its number."""
     name: str
+    """Its name, which begins with its site."""
     site: str
+    """Where it runs."""
     state: CellState
+    """Its workers' own word while they run, else what the supervisors know."""
     detail: str = ""
     """One line: what it waits for, why it failed, why it cannot be reached."""
     step: int | None = None
+    """Last step done."""
     bits_per_byte: tuple[tuple[int, float], ...] = ()
     """(step, held-out bits per byte), newest last."""
     loss: float | None = None
     """Training loss of the last step, nats per token."""
     tokens: int | None = None
+    """Trained so far."""
     tokens_per_s: float | None = None
+    """Recent mean."""
     heartbeat_age_s: float | None = None
+    """Since its last sign of life."""
     rounds_sent: int | None = None
     """Rounds of which the commit names this cell."""
     rounds_late: int | None = None
+    """Rounds applied after their planned step."""
     rounds_skipped: int | None = None
+    """Rounds of which the commit does not name this cell."""
     restarts: int = 0
+    """By the supervisors."""
     bytes_up: int | None = None
+    """To the relay."""
     bytes_down: int | None = None
+    """From the relay."""
     source: Literal["relay", "files", "none"] = "none"
     """Where the figures come from."""
     nodes: tuple[NodeView, ...] = ()
+    """Its nodes, in order."""
 
 
 class Culprit(Model):
     """The first thing that failed; what else ended was stopped because of it."""
 
     site: str
+    """Its site."""
     cell: str
+    """Its cell."""
     node: str
+    """Its node, as ``site/host``."""
     rank: int | None = None
+    """Its rank, when it is known."""
     reason: str
+    """In its own words, or its exit code."""
     hint: str = ""
+    """What to do."""
     lines: tuple[str, ...] = ()
+    """The last lines of its log."""
 
 
 class RelayView(Model):
     """The relay in the status."""
 
     state: Literal["answering", "unreachable", "ended", "absent"]
-    """``absent``: never started."""
+    """``ended``: its supervisor knows that it does not run. ``absent``: it was never started."""
     detail: str = ""
+    """Why it cannot be asked."""
     rounds_committed: int | None = None
+    """Rounds that moved the anchor."""
     rounds_empty: int | None = None
+    """Rounds that nobody was counted in."""
     rounds_open: int | None = None
+    """Rounds that wait for packets."""
     ledger_seq: int | None = None
+    """Number of the last ledger entry."""
 
 
 class RunStatus(Model):
     """One look at a run."""
 
     run: str
+    """Its name."""
     state: RunState
+    """``unknown``: nobody answers, which is not a failure."""
     detail: str = ""
     """One line that explains the state."""
     hint: str = ""
     """The next command, when there is something to do."""
     attempt: int
+    """Counts the resumes, from 1."""
     created: str
+    """UTC, ISO 8601."""
     config_hash: str
+    """Of what decides the result: recipe and cells."""
     step: int | None = None
     """Of the slowest cell."""
     steps: int
+    """Of the whole run."""
     eta_s: float | None = None
+    """Until the slowest cell is through, at its present speed."""
     cells: tuple[CellView, ...]
+    """In the order of their numbers."""
     relay: RelayView
+    """What orders the rounds."""
     joint_checkpoint: JointCheckpoint | None = None
     """The newest."""
     culprit: Culprit | None = None
+    """What failed first, when something did."""
 
     @property
     def ended(self) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from islandctl.planner.plan import Plan
 from islandctl.relay.messages import CellStatus, Heartbeat
 from islandctl.runs.record import CellRecord, RunRecord
 from islandctl.runs.status import (
@@ -29,14 +28,12 @@ ALIVE_S = 10.0
 """Where no supervisor tells, a heartbeat as fresh as this one shows that workers live."""
 
 
-def combine(record: RunRecord, plan: Plan, facts: Facts) -> RunStatus:
+def combine(record: RunRecord, facts: Facts) -> RunStatus:
     """One view of the run from everything that is known."""
     cells = tuple(_cell(cell, record, facts) for cell in record.cells)
     culprit = find_culprit(record, facts)
-    state, detail, hint = _overall(record, plan, facts, cells, culprit)
+    state, detail, hint = _overall(record, facts, cells, culprit)
     known = [cell.step for cell in cells if cell.step is not None]
-    steps = plan.recipe.training.steps
-    tokens_per_step = plan.recipe.training.batch * plan.recipe.training.sequence
     joint = facts.relay.joint_checkpoints[-1] if facts.relay and facts.relay.joint_checkpoints else facts.joint
     return RunStatus(
         run=record.run,
@@ -47,8 +44,10 @@ def combine(record: RunRecord, plan: Plan, facts: Facts) -> RunStatus:
         created=record.created,
         config_hash=record.config_hash,
         step=min(known) if len(known) == len(cells) and known else None,
-        steps=steps,
-        eta_s=eta_s(cells, steps, tokens_per_step) if state in ("running", "degraded", "waiting") else None,
+        steps=record.steps,
+        eta_s=eta_s(cells, record.steps, record.tokens_per_step)
+        if state in ("running", "degraded", "waiting")
+        else None,
         cells=cells,
         relay=_relay(record, facts),
         joint_checkpoint=joint,
@@ -185,7 +184,8 @@ def _cell_state(
     if age is not None and not fresh:
         return "silent", beat.message
     if beat.state in ("stopped", "failed") and record.phase == "launched":
-        return "restarting", beat.message  # last words of a life; its supervisor keeps it, and nobody asked for a stop
+        # the last words of a life that nobody asked to end: its supervisor starts the next one
+        return "restarting", beat.message
     return beat.state, beat.message
 
 
@@ -227,7 +227,7 @@ def _relay(record: RunRecord, facts: Facts) -> RelayView:
 
 
 def _overall(
-    record: RunRecord, plan: Plan, facts: Facts, cells: Sequence[CellView], culprit: Culprit | None
+    record: RunRecord, facts: Facts, cells: Sequence[CellView], culprit: Culprit | None
 ) -> tuple[RunState, str, str]:
     """State, one line why, and what to type next."""
     states = {cell.state for cell in cells}
@@ -266,7 +266,7 @@ def _overall(
         return "degraded", f"the relay does not answer; the cells train on: {facts.relay_trouble}".rstrip(": "), hint
     away = [cell.name for cell in facts.relay.cells if cell.away]
     if away:
-        others = "go on without it" if plan.recipe.exchange.late.then == "alone" else "wait for it"
+        others = "go on without it" if record.late_then == "alone" else "wait for it"
         return "degraded", f"{', '.join(away)} counts as away; the others {others}", ""
     if lost:
         return "degraded", f"{lost[0].label}: the supervisor was killed; the workers train on", mend

@@ -74,7 +74,7 @@ def main(argv: list[str]) -> int:
         worker = Worker(folder, read_job(folder), wishes)
         outcome = worker.run()
     except Stopped as error:
-        outcome = Outcome.ended("stopped", str(error), step=0, retry=True)
+        outcome = Outcome.ended("stopped", str(error), step=worker.step if worker else 0, retry=True)
     except Exception as error:
         log.exception("rank %d ends: %s", rank, error)
         outcome = Outcome.of(error, step=worker.step if worker else 0, rank=rank)

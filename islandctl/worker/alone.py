@@ -11,11 +11,16 @@ from torch import Tensor
 class Exchanger(Protocol):
     """What the loop asks of the exchange; ``exchange.island.Island`` is the real one."""
 
-    def step(self, tokens: int) -> None:
-        """Once after every inner step, with the cell's tokens in it. Raises what went wrong, on all ranks."""
+    def step(self, tokens: int) -> int:
+        """Once after every inner step, with the cell's tokens in it; gives the step counter.
 
-    def finish(self) -> None:
-        """After the last step: apply what is in flight, then the final rounds."""
+        Raises what went wrong, on all ranks."""
+
+    def finish(self) -> bool:
+        """After the last step: apply what is in flight, then the final rounds. False: broken off to stop."""
+
+    def hurry(self) -> None:
+        """The process was asked to end: stand still no more."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """This rank's state, tensors only."""
@@ -46,12 +51,17 @@ class Alone:
         self._num_fragments = num_fragments
         self._step = 0
 
-    def step(self, tokens: int) -> None:
+    def step(self, tokens: int) -> int:
         """Count."""
         self._step += 1
+        return self._step
 
-    def finish(self) -> None:
+    def finish(self) -> bool:
         """Nothing is in flight."""
+        return True
+
+    def hurry(self) -> None:
+        """It never stands still."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """The step."""

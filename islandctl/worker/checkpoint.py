@@ -104,7 +104,8 @@ def listing(folder: Path) -> list[Saved]:
 def write(folder: Path, state: TrainingState, tensors: Mapping[str, Tensor], ranks: Ranks) -> Saved:
     """Write one checkpoint. All ranks call it together, at the same step.
 
-    A whole one of the same attempt and step is left as it is: a repetition writes the same values.
+    A whole one of the same attempt, step and versions is left as it is: a repetition writes the same values. With
+    other versions it is of the run's end, before the last rounds were done, and the new one takes its place.
 
     Raises:
         CheckpointError: at every rank, when any could not write (disk full, …). Nothing is left of it; earlier
@@ -113,7 +114,7 @@ def write(folder: Path, state: TrainingState, tensors: Mapping[str, Tensor], ran
     name = f"step-{state.step:08d}-attempt-{state.attempt}"
     final, temporary = folder / name, folder / f".tmp-{name}"
 
-    present = _on_lead(ranks, final, lambda: _prepare(final, temporary))
+    present = _on_lead(ranks, final, lambda: _prepare(final, temporary, state.versions))
     if present:
         return Saved(final, state.attempt, state.step, present)
     try:
@@ -136,14 +137,21 @@ def write(folder: Path, state: TrainingState, tensors: Mapping[str, Tensor], ran
     return Saved(final, state.attempt, state.step, manifest)
 
 
-def _prepare(final: Path, temporary: Path) -> str:
-    if (final / MANIFEST).is_file():
+def _prepare(final: Path, temporary: Path, versions: tuple[int, ...]) -> str:
+    if (final / MANIFEST).is_file() and _versions(final) == versions:
         return digest((final / MANIFEST).read_bytes())
     temporary.parent.mkdir(parents=True, exist_ok=True)
     for left in temporary.parent.glob(".tmp-*"):
         shutil.rmtree(left)
     temporary.mkdir()
     return ""
+
+
+def _versions(path: Path) -> tuple[int, ...] | None:
+    try:
+        return TrainingState.model_validate_json((path / STATE).read_bytes()).versions
+    except (OSError, ValidationError):
+        return None
 
 
 def _records(temporary: Path, rank: int) -> list[FileRecord]:
@@ -170,6 +178,8 @@ def _finish(folder: Path, temporary: Path, final: Path, state: TrainingState, fi
         stream.flush()
         os.fsync(stream.fileno())
     _flush_folder(temporary)
+    if final.exists():
+        _set_aside(final)
     temporary.rename(final)
     _flush_folder(folder)
     for damaged in folder.glob(".damaged-*"):

@@ -12,6 +12,7 @@ from typing import Any
 from islandctl.config.job import CellJob
 from islandctl.config.paths import CellFolder
 from islandctl.errors import CheckpointError, IslandError, RelayError
+from islandctl.exchange.island import Hurried
 from islandctl.ledger.entries import Halt
 from islandctl.relay.client import RelayClient
 from islandctl.worker import checkpoint as checkpoints
@@ -24,7 +25,7 @@ from islandctl.worker.metrics import Metrics
 from islandctl.worker.outcome import Outcome
 from islandctl.worker.parallel import Ranks
 from islandctl.worker.reporter import Reporter, first_heartbeat, registered
-from islandctl.worker.wishes import Wishes
+from islandctl.worker.wishes import Stopped, Wishes
 
 log = logging.getLogger("islandctl.worker")
 BY_SIGNAL = "stopped by a signal"
@@ -77,18 +78,19 @@ class Worker:
         self.closing.callback(self.farewell)
         self.island, self.map_hash = join(self.folder, self.job, self.cell, self.ranks, self.relay)
         self.closing.callback(self.island.close)
+        self.wishes.hurry_up(self.island.hurry)
         self.restore()
         if not self.bits_per_byte:
             self.evaluate()
 
-        clock, reason = Clock(self.cell.tokens_per_step), ""
+        clock = Clock(self.cell.tokens_per_step)
+        reason, _ = self.asked(may_save=False)  # it may have died after the checkpoint that a stop asked for
         self.reporter.update(state="training")
         while self.step < training.steps and not reason:
             result = self.cell.train_step(self.step)
-            self.step += 1
             self.tokens += self.cell.tokens_per_step
             with self.reporter.doing("waiting"):
-                self.island.step(self.cell.tokens_per_step)
+                self.step = self.island.step(self.cell.tokens_per_step)
 
             rate = clock.tick()
             self.note("train", **vars(result), tokens=self.tokens, tokens_per_s=round(rate, 1))
@@ -99,14 +101,18 @@ class Worker:
             if self.step % evaluation.every == 0:
                 self.evaluate()
             reason, save = self.asked()
-            if (reason or save or self.step % every == 0) and (problem := self.save()) and reason:
-                reason = f"{reason}, but {problem}; a resume begins at the checkpoint before"
+            if not reason and (save or self.step % every == 0):
+                self.save()
 
+        if not reason:
+            with self.reporter.doing("waiting"):
+                finished = self.island.finish()
+            self.note_exchange()
+            reason = "" if finished else self.asked()[0]
         if reason:
+            if problem := self.save():
+                reason = f"{reason}, but {problem}; a resume begins at the checkpoint before"
             return Outcome.ended("stopped", reason, step=self.step, retry=reason.startswith(BY_SIGNAL))
-        with self.reporter.doing("waiting"):
-            self.island.finish()
-        self.note_exchange()
         self.evaluate()
         if problem := self.save():
             raise CheckpointError(
@@ -143,8 +149,11 @@ class Worker:
             if saved.attempt == self.job.attempt and not registered(entries, saved, self.job.cell):
                 self.reporter.register(saved, state.versions)
             log.info("continuing from %s", saved.path.name)
-        with self.reporter.doing("waiting"):
-            self.step = self.island.resume()
+        try:
+            with self.reporter.doing("waiting"):
+                self.step = self.island.resume()
+        except Hurried as error:
+            raise Stopped("stopped by a signal while waiting for the relay") from error
         self.rounds = {key: value for key, value in self.island.metrics().items() if key.startswith("rounds_")}
         self.reporter.update(step=self.step, tokens=self.tokens, bits_per_byte=tuple(self.bits_per_byte[-60:]))
         self.note("start", checkpoint=saved.path.name if saved else "", num_ranks=self.ranks.size)
@@ -158,7 +167,7 @@ class Worker:
         self.reporter.update(bits_per_byte=tuple(self.bits_per_byte[-60:]))
         log.info("step %d: %.4f bits per byte", self.step, value)
 
-    def asked(self) -> tuple[str, bool]:
+    def asked(self, *, may_save: bool = True) -> tuple[str, bool]:
         """Why to stop now (empty: go on), and whether a checkpoint is asked for: the same at every rank.
 
         Raises:
@@ -171,7 +180,7 @@ class Worker:
             stop_at is not None and self.step >= stop_at,
             self.reporter.stop_heard and self.recipe.exchange.mode == "none",
             self.wishes.stopping,
-            self.ranks.leads and self.wishes.take_save(),
+            may_save and self.ranks.leads and self.wishes.take_save(),
         ]
         judged, stop, alone_stop, signalled, save = self.ranks.agree([int(flag) for flag in flags])
         if judged:

@@ -2,12 +2,12 @@
 
 Every line has ``kind``, ``attempt``, ``step`` and ``time`` (seconds since 1970, for people). Kinds:
 
-    start       the loop begins: from (checkpoint's name or empty), num_ranks, parameters, device
+    start       the loop begins: checkpoint (its name, or empty), num_ranks
     train       one step: loss (nats per token), balance, grad_norm, lr, tokens (so far), tokens_per_s
     eval        held-out text: bits_per_byte
     exchange    rounds so far: what the exchange counts (applied, skipped, late, …)
     checkpoint  a whole one was written: path, seconds; or error
-    end         outcome
+    end         outcome, reason
 
 A worker that comes back repeats steps since its checkpoint and writes their lines again. A reader keeps the last
 line of each (kind, attempt, step); of several attempts, the newest one that has the step.

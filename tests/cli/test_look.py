@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from islandctl.cli import output
-from islandctl.cli.follow import Lines, exit_code
-from islandctl.cli.look import age, brief, count, duration, sparkline, status_view
+from islandctl.cli.follow import Events, Lines, closing_lines, exit_code
+from islandctl.cli.look import StatusView, age, brief, count, duration, sparkline
+from islandctl.relay.messages import JointCheckpoint
 from islandctl.runs.status import CellView, Culprit, NodeView, RelayView, RunStatus
 
 
@@ -48,16 +51,34 @@ def view(**changes: object) -> RunStatus:
     return RunStatus.model_validate({**fields, **changes})
 
 
-def text(status: RunStatus) -> str:
+def text(status: RunStatus, width: int = output.WIDTH, **more: Any) -> str:
     stream = io.StringIO()
-    output.console(stream).print(status_view(status))
+    console = output.console(stream)
+    console.width = width
+    console.print(StatusView(status, **more), crop=False)
     return stream.getvalue()
 
 
-def test_fits_in_100_columns() -> None:
-    lines = text(view()).splitlines()
-    assert max(len(line) for line in lines) <= output.WIDTH
-    assert "west" in text(view())
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_fits_the_terminal(width: int) -> None:
+    lines = text(view(), width).splitlines()
+    assert max(len(line) for line in lines) <= width
+    (row,) = (line for line in lines if line.startswith("west") and "training" in line)
+    assert "1234567" in row
+    assert "0.1333" in row
+    assert "123 k" in row
+    assert ("99999" in row) == (width == 100)
+
+
+def test_the_bar_shows_how_far_the_slowest_cell_is() -> None:
+    bar = text(view(step=25, steps=100)).splitlines()[1]
+    assert bar.count("━") * 3 == bar.count("─")
+    assert text(view(step=None)).splitlines()[1].count("━") == 0
+
+
+def test_events_and_foot_come_last() -> None:
+    shown = text(view(), events=[("12:00:00", "joint checkpoint at step 20")], foot="Ctrl-C detaches")
+    assert shown.splitlines()[-3:] == ["12:00:00  joint checkpoint at step 20", "", "Ctrl-C detaches"]
 
 
 def test_shows_what_the_user_asks_for() -> None:
@@ -76,10 +97,10 @@ def test_shows_what_the_user_asks_for() -> None:
     assert "123 k" in shown
     assert "training" in shown
     assert "99999" in shown
-    (row,) = (line for line in shown.splitlines() if line.strip().startswith("west "))
+    (row,) = (line for line in shown.splitlines() if line.startswith("west ") and "training" in line)
     assert "…" not in row
-    assert "last joint checkpoint: none yet" in shown
-    assert "west: restarted 3 times" in shown
+    assert "no joint one yet" in shown
+    assert "west        restarted 3 times" in shown
 
 
 def test_a_failure_shows_the_culprits_last_lines_and_the_next_command() -> None:
@@ -90,7 +111,7 @@ def test_a_failure_shows_the_culprits_last_lines_and_the_next_command() -> None:
     assert "last lines of west/h1:" in shown
     assert "OSError [Errno 28]" in shown
     assert "west: disk [full]" in shown
-    assert "next: islandctl resume demo" in shown
+    assert "next        islandctl resume demo" in shown
 
 
 def test_no_escapes_where_no_terminal_is() -> None:
@@ -99,7 +120,7 @@ def test_no_escapes_where_no_terminal_is() -> None:
 
 def test_a_relay_that_ended_with_its_run_is_no_trouble() -> None:
     shown = text(view(state="finished", relay=RelayView(state="ended", detail="connection refused")))
-    assert "relay: ended with the run" in shown
+    assert "the relay ended with the run" in shown
     assert "refused" not in shown
 
 
@@ -154,3 +175,56 @@ def test_plain_lines_come_once_an_evaluation() -> None:
 @pytest.mark.parametrize(("state", "code"), [("finished", 0), ("failed", 1), ("stopped", 1)])
 def test_the_exit_code_mirrors_the_outcome(state: str, code: int) -> None:
     assert exit_code(view(state=state)) == code
+
+
+def test_events_tell_what_changed_and_nothing_else() -> None:
+    events = Events()
+    first = view()
+    east, west = first.cells
+
+    def then(**changes: Any) -> RunStatus:
+        return first.model_copy(update={"cells": (east, west.model_copy(update=changes))})
+
+    joint = JointCheckpoint(step=20, attempt=1, manifests=("a", "b"), versions=(1,))
+    assert list(events.new(then(state="lost"))) == []
+    assert list(events.new(first)) == ["west is training again"]
+    assert list(events.new(first)) == []
+    assert list(events.new(first.model_copy(update={"joint_checkpoint": joint}))) == ["joint checkpoint at step 20"]
+    assert list(events.new(then(state="restarting", detail="killed", restarts=4))) == [
+        "west was started again, restart 4",
+        "west is restarting: killed",
+    ]
+    events.new(first)
+    assert list(Events().new(first)) == []
+
+
+def test_events_of_rounds_and_of_the_end() -> None:
+    events, first = Events(), view()
+    list(events.new(first))
+    cells = (first.cells[0], first.cells[1].model_copy(update={"rounds_skipped": 100_000, "state": "finished"}))
+    assert list(events.new(first.model_copy(update={"cells": cells}))) == [
+        "west is through",
+        "west: 100000 rounds were committed without its packet so far",
+    ]
+
+
+def test_the_last_line_says_where_the_record_lies_and_what_to_type() -> None:
+    lines = list(closing_lines(view(state="finished"), "/records/demo"))
+    assert lines == [
+        "bits per byte on held-out text: 8.0000 at step 0, 0.1333 at step 59",
+        "record: /records/demo; next: islandctl checkpoints demo",
+    ]
+    failed = list(closing_lines(view(state="failed", hint="islandctl resume demo"), "/records/demo"))
+    assert failed[-1] == "record: /records/demo; next: islandctl resume demo"
+
+
+def test_a_long_reason_stays_on_one_line_where_no_terminal_is() -> None:
+    reason = "west/h1: " + "a/long/path/" * 20
+    shown = text(view(state="failed", detail=reason, hint=reason))
+    assert f"demo  failed  attempt 2  {reason}\n" in shown
+    assert f"next        {reason}\n" in shown
+    stream = io.StringIO()
+    Console(file=stream, force_terminal=True, color_system=None, width=80).print(
+        StatusView(view(state="failed", detail=reason))
+    )
+    assert max(map(len, stream.getvalue().splitlines())) <= 80

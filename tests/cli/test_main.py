@@ -11,9 +11,14 @@ from pathlib import Path
 import pytest
 
 from islandctl import __version__
+from islandctl.cli import output
 from islandctl.cli.main import app, main
 from islandctl.runs import record as records
 from tests.runs import builders as make
+
+ROOT = Path(__file__).parents[2]
+DEMO = [f"{ROOT}/recipes/demo.yaml", "--site", f"{ROOT}/site-profiles/local-a.yaml"]
+DEMO += ["--site", f"{ROOT}/site-profiles/local-b.yaml"]
 
 
 @pytest.fixture(autouse=True)
@@ -155,19 +160,84 @@ def test_help_and_status_do_not_import_what_is_heavy(home: Path) -> None:
         "from islandctl.cli.main import main\n"
         "try: main(sys.argv[1:])\n"
         "finally:\n"
-        "    heavy = {'torch', 'numpy', 'paramiko', 'pydantic', 'httpx'}\n"
+        "    heavy = {'torch', 'numpy', 'fabric', 'paramiko', 'cryptography', 'pydantic', 'httpx'}\n"
         "    print(sorted(set(sys.modules) & heavy), file=sys.stderr)\n"
     )
     shown = command(sys.executable, "-c", watch, "--help", home=home)
     assert shown.stderr.splitlines()[-1] == "[]"
     launched()
     shown = command(sys.executable, "-c", watch, "status", "demo", home=home)
-    assert "torch" not in shown.stderr.splitlines()[-1]
-    assert "pydantic" in shown.stderr.splitlines()[-1]
+    local = shown.stderr.splitlines()[-1]
+    assert "pydantic" in local
+    assert [name for name in ("torch", "numpy", "fabric", "paramiko", "cryptography") if name in local] == []
 
 
-def test_a_reader_that_goes_away_is_no_trouble(home: Path) -> None:
+@pytest.mark.parametrize("argv", [["runs", "--json"], ["schema", "site"], ["--help"], ["plan", *DEMO]])
+def test_a_reader_that_goes_away_is_no_trouble(argv: list[str], home: Path) -> None:
     launched()
-    line = f"{sys.executable} -m islandctl runs --json | true"
-    done = command("sh", "-c", line, home=home)
-    assert done.stderr == ""
+    read, write = os.pipe()
+    os.close(read)
+    env = {**os.environ, "ISLANDCTL_HOME": str(home)}
+    command = [sys.executable, "-m", "islandctl", *argv]
+    done = subprocess.run(command, env=env, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    os.close(write)
+    assert (done.stderr, done.returncode) == ("", 1)
+
+
+def test_json_is_json_also_when_a_loss_is_not_finite(capsys: pytest.CaptureFixture[str]) -> None:
+    output.as_json({"loss": [float("nan"), float("-inf"), 1.5], "place": "München"})
+    shown = capsys.readouterr().out
+    assert json.loads(shown) == {"loss": [None, None, 1.5], "place": "München"}
+    assert "München" in shown
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["nonsense"], "error: no such command 'nonsense'\nhint: islandctl --help\n"),
+        (["lauch"], "error: no such command 'lauch'. Did you mean 'launch'?\nhint: islandctl --help\n"),
+        (["status", "--nonsense"], "error: no such option: --nonsense\nhint: islandctl status --help\n"),
+        (["launch"], "error: missing argument 'RECIPE|PLAN'\nhint: islandctl launch --help\n"),
+    ],
+)
+def test_misuse_is_one_line_and_a_hint(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*argv) == 2
+    assert capsys.readouterr().err == said
+
+
+def test_commands_are_named_so_that_they_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "bin" / "islandctl"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "argv", [str(program)])
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.chdir(tmp_path)
+    said = "demo: detached; islandctl status demo; the islandctl relay of /opt/islandctl status"
+    assert output.typeable(said) == said.replace("islandctl status demo", "bin/islandctl status demo", 1)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert output.typeable("islandctl status") == f"{program} status"
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert output.typeable(said) == said
+
+
+@pytest.mark.parametrize("wrong", ["a file", "a file/below"])
+def test_a_home_that_cannot_be_used_is_told_in_one_line(
+    wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a file").write_text("")
+    monkeypatch.setenv("ISLANDCTL_HOME", str(tmp_path / wrong))
+    assert run("launch", *DEMO, "--yes") == 2
+    seen = capsys.readouterr().err
+    assert "hint: set ISLANDCTL_HOME to a folder that can be written" in seen
+    assert "Traceback" not in seen
+
+
+def test_a_terminal_without_these_signs_gets_question_marks(home: Path) -> None:
+    env = {**os.environ, "ISLANDCTL_HOME": str(home), "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [sys.executable, "-m", "islandctl", "plan", *DEMO], env=env, capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"feasible" in done.stdout

@@ -108,6 +108,14 @@ def test_wrong_files_end_with_two(tmp_path: Path) -> None:
     assert "site name 'local-a' is taken by" in error.message
 
 
+def test_a_plan_is_not_planned_again(tmp_path: Path) -> None:
+    path = str(tmp_path / "run.plan")
+    assert run("plan", *DEMO, "--out", path)[1] is None
+    _, error = run("plan", path, *DEMO[1:])
+    assert isinstance(error, UsageError)
+    assert (error.message, error.hint) == (f"{path}: is a plan already", f"islandctl launch {path}")
+
+
 @pytest.mark.parametrize("kind", ["site", "recipe"])
 def test_schema_prints_json(kind: str) -> None:
     output, error = run("schema", kind)

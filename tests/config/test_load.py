@@ -11,6 +11,7 @@ import yaml
 
 from islandctl.config.load import load_recipe, load_site, text_hash
 from islandctl.config.recipe import Recipe
+from islandctl.config.schema import json_schema
 from islandctl.config.site import SiteProfile
 from islandctl.errors import ConfigError
 
@@ -240,3 +241,19 @@ def test_the_place_of_a_value(tmp_path: Path) -> None:
     loaded = load_site(path)
     assert loaded.at("gpu", "count") == f"{path}:4:25"
     assert loaded.at("ssh", "port") == f"{path}:1:1"
+
+
+def test_a_profile_in_the_recipes_place_is_one_fault(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"r\.yaml: is a site profile, where a recipe belongs$"):
+        recipe(tmp_path, SITE)
+    with pytest.raises(ConfigError, match=r"s\.yaml: is a recipe, where a site profile belongs$"):
+        site(tmp_path, RECIPE)
+
+
+def test_every_key_says_what_it_means() -> None:
+    for kind in ("site", "recipe"):
+        schema = json_schema(kind)
+        for part in (schema, *schema["$defs"].values()):
+            for key, item in part["properties"].items():
+                meant = item.get("description") or "$ref" in str(item)
+                assert meant, f"{kind}: {key} has no meaning"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,8 @@ from islandctl.config.recipe import Outer
 from islandctl.errors import CheckpointError, ConfigError, DivergenceError, ExchangeError
 from islandctl.exchange import courier, follower
 from islandctl.exchange.codecs import decode
-from islandctl.ledger.entries import Halt
+from islandctl.exchange.island import Hurried
+from islandctl.ledger.entries import Commit, Halt
 from islandctl.ledger.packet import unpack
 from tests.exchange.toy import (
     Cell,
@@ -256,9 +259,60 @@ def test_cells_whose_steps_drifted_apart_meet_again(relay: MemoryRelay, start: S
 
     together(cut_off, two.finish)
     assert same(one.values(), two.values())
-    windows = [(c.fragment, c.window) for c in relay.commits() if len(c.named) == 2]
-    assert {(0, w) for w in range(6)} < set(windows)
+    assert all(len(commit.named) == 2 for commit in relay.commits())
     assert_bases_agree(relay)
+
+
+@pytest.mark.parametrize("drift", range(0, 30, 3))
+def test_cells_that_lost_step_with_each_other_need_no_deadline(relay: MemoryRelay, start: Start, drift: int) -> None:
+    """Both train on without the relay, one of them further. Here no deadline ever ends a round that waits."""
+    one, two = start(relay, 0, steps=90), start(relay, 1, steps=90)
+    together(lambda: one.advance(8), lambda: two.advance(8))
+
+    def away(cell: Cell, until: int) -> None:
+        cell.transport.away = True
+        cell.advance(until)
+        cell.transport.away = False
+        wait_for(lambda: all(cell.island._preparer.ready(p) for p in (0, 1)))
+
+    together(lambda: away(one, 40), lambda: away(two, 40 + drift))
+    together(lambda: one.advance(78), lambda: two.advance(78))
+    assert one.now == two.now
+    assert one.island.versions() == two.island.versions()  # checkpoints are joint again
+    together(one.finish, two.finish)
+    assert same(one.values(), two.values())
+    assert all(len(commit.named) == 2 for commit in relay.commits())
+    together_at = [len({part.step for part in commit.named}) for commit in relay.commits()]
+    assert together_at[-8:] == [1] * 8
+    assert_bases_agree(relay)
+
+
+def test_what_is_left_at_the_end_does_not_coast_on_the_outer_momentum(relay: MemoryRelay, start: Start) -> None:
+    """Of the rounds that a lost connection left undone only one more comes once all cells are at the end, and a
+    round without training leaves the anchor where it is."""
+    settings = toy_settings(codec="fp32")
+    one, two = start(relay, 0, settings, steps=60), start(relay, 1, settings, steps=60)
+    together(lambda: one.advance(8), lambda: two.advance(8))
+    for cell in (one, two):
+        cell.transport.away = True
+        cell.advance(60)
+        cell.transport.away = False
+    rounds, seen = one.island._rounds, []
+    resolve = rounds.resolve
+
+    def watched(p: int, commit: Commit, *rest: Any) -> None:
+        before = {c: anchor.clone() for c, anchor in rounds.states[p].anchor.items()}
+        resolve(p, commit, *rest)
+        moved = max(float((anchor - before[c]).abs().max()) for c, anchor in rounds.states[p].anchor.items())
+        seen.append((p, sum(part.tokens for part in commit.named), moved))
+
+    rounds.resolve = watched  # type: ignore[method-assign]
+    together(one.finish, two.finish)
+    assert same(one.values(), two.values())
+    for fragment in (0, 1):
+        told = [(tokens > 0, moved) for p, tokens, moved in seen if p == fragment]
+        assert [trained for trained, _ in told] == [True, True, False, False]
+        assert all(moved > 0.01 if trained else moved < 1e-6 for trained, moved in told)
 
 
 def test_rejoin_walks_what_the_others_did_alone(relay: MemoryRelay, start: Start) -> None:
@@ -485,7 +539,54 @@ def test_hurry_leaves_a_due_round_in_flight(relay: MemoryRelay, start: Start) ->
     one.island.hurry()
     one.advance(5)
     assert one.island.versions() == (0, 0)
-    again = one.reborn(one.save())
-    together(again.finish, two.finish)
+    again, _ = together(lambda: one.reborn(one.save()).finish(), two.finish)
+    assert isinstance(again, Cell)
     again.island.close()
     assert same(again.values(), two.values())
+
+
+def test_hurry_breaks_off_the_end_and_a_resume_goes_on_exactly(relay: MemoryRelay, start: Start) -> None:
+    """The final rounds wait for the other cell: they stay in flight, and come with the checkpoint."""
+    undisturbed = MemoryRelay(2, 2)
+    reference = [start(undisturbed, 0), start(undisturbed, 1)]
+    together(*(cell.finish for cell in reference))
+    one, two = start(relay, 0), start(relay, 1)
+    relay.held = lambda fragment, window: window == 4
+
+    def ends() -> Cell:
+        one.advance(20)
+        threading.Timer(0.2, one.island.hurry).start()
+        assert not one.island.finish()
+        again = one.reborn(one.save())
+        relay.release()
+        return again.finish()
+
+    again, _ = together(ends, two.finish)
+    assert isinstance(again, Cell)
+    again.island.close()
+    assert same(again.values(), two.values())
+    assert same(again.values(), reference[0].values())
+    assert relay.packets == undisturbed.packets
+
+
+def test_hurry_ends_the_wait_for_a_relay_that_never_answers(relay: MemoryRelay, start: Start) -> None:
+    one = start(relay, 0)
+    one.transport.away = True
+    threading.Timer(0.2, one.island.hurry).start()
+    with pytest.raises(Hurried):
+        one.island.resume()
+
+
+def test_a_cell_at_its_end_does_not_wait_for_those_that_stop_before(relay: MemoryRelay, start: Start) -> None:
+    relay.held = lambda fragment, window: (fragment, window) == (0, 2)
+    one, two = start(relay, 0), start(relay, 1)
+    together(lambda: one.advance(15), lambda: two.advance(15))
+    one.transport.away = True
+    one.advance(20)
+    relay.stop()
+    one.transport.away = False
+    wait_for(lambda: relay.has(0, 2, 0) and relay.has(0, 2, 1))
+    relay.release()
+    two.advance(17)
+    assert not one.island.finish()
+    assert one.island.should_stop_at() == two.island.should_stop_at() == 17

@@ -1,76 +1,29 @@
 """Cells with the real relay's rules, while they die and lose the relay at random moments: the ends are always equal.
 
-A failing seed is the test's name. Timing is real, so a seed fixes what is tried, not what comes of it.
+A failing seed is the test's name. See ``stress.py`` for how to try more seeds.
 """
 
 from __future__ import annotations
 
+import os
 import random
-import time
-from collections.abc import Sequence
 
 import pytest
 
 from islandctl.config.recipe import Late
-from islandctl.errors import UnreachableError
 from islandctl.exchange import courier, follower
-from islandctl.ledger.entries import Entry
-from islandctl.relay.inprocess import InProcessRelay
-from tests.exchange.toy import CONFIG, RUN, Cell, anchors, same, together, toy_settings
-
-STEPS = 40
+from tests.exchange.stress import Mishaps, Trouble, settings_of
+from tests.exchange.toy import same
 
 
-class Shaky:
-    """A cell's way to the relay, cut for a while now and then."""
-
-    def __init__(self, relay: InProcessRelay, cell: int) -> None:
-        self._inner = relay.transport(cell)
-        self.away_until = 0.0
-
-    def _reach(self) -> None:
-        if time.monotonic() < self.away_until:
-            raise UnreachableError("relay away")
-
-    def put(self, packet: bytes) -> None:
-        self._reach()
-        self._inner.put(packet)
-
-    def fetch(self, attempt: int, fragment: int, window: int, cell: int, chunk: int) -> bytes:
-        self._reach()
-        return self._inner.fetch(attempt, fragment, window, cell, chunk)
-
-    def entries(self, after: int, wait_s: float) -> Sequence[Entry]:
-        self._reach()
-        return self._inner.entries(after, min(wait_s, 0.05))
-
-
-class Life:
-    """One cell from the first step to the last, through its deaths."""
-
-    def __init__(self, relay: InProcessRelay, number: int, num_cells: int, seed: int, **settings: object) -> None:
-        self.random = random.Random(seed * 100 + number)
-        self.relay = relay
-        self.transport = Shaky(relay, number)
-        self.cell = Cell(
-            relay, number, toy_settings(**settings), steps=STEPS, transport=self.transport, num_cells=num_cells
-        )
-        self.deaths = 0
-
-    def run(self) -> Cell:
-        saved = None
-        self.cell.now = self.cell.island.resume()
-        while self.cell.now < STEPS:
-            dice = self.random.random()
-            if dice < 0.1:
-                saved = self.cell.save()
-            elif dice < 0.17 and self.deaths < 3:
-                self.deaths += 1
-                self.cell = self.cell.reborn(saved, transport=self.transport)
-            elif dice < 0.22:
-                self.transport.away_until = time.monotonic() + self.random.random() / 2
-            self.cell.advance(min(self.cell.now + 1, STEPS))
-        return self.cell.finish()
+def seeds(num_fast: int, num_slow: int) -> list[object]:
+    """A few for every run of the suite, more for the slow one, or what ``ISLANDCTL_SEEDS=FIRST:END`` says."""
+    asked = os.environ.get("ISLANDCTL_SEEDS")
+    if asked:
+        first, _, end = asked.partition(":")
+        return list(range(int(first), int(end)))
+    slow = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(num_fast, num_fast + num_slow)]
+    return [*range(num_fast), *slow]
 
 
 @pytest.fixture(autouse=True)
@@ -79,33 +32,37 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "PATIENCE_S", 0.02)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
+@pytest.mark.parametrize("seed", seeds(3, 12))
 def test_cells_end_equal_whatever_happened(seed: int) -> None:
     rolled = random.Random(seed)
-    num_cells = rolled.choice([2, 2, 3])
-    late = Late.model_validate({"deadline": "100 ms", "windows": 2, "then": ["alone", "wait"][seed % 2]})
-    relay = InProcessRelay(RUN, CONFIG, [f"cell-{number}" for number in range(num_cells)], 2, late=late)
-    lives = [
-        Life(
-            relay,
-            number,
-            num_cells,
-            seed,
-            when=["fixed", "arrival"][seed // 2 % 2],
-            codec=["int8", "bf16"][seed // 4 % 2],
-            late=late,
-        )
-        for number in range(num_cells)
-    ]
-    try:
-        cells = together(*(life.run for life in lives))
-    finally:
-        for life in lives:
-            life.cell.island.close()
-    assert relay.status().halted == ""
-    first, *others = cells
-    assert isinstance(first, Cell)
-    for other in others:
-        assert isinstance(other, Cell)
-        assert same(first.values(), other.values())
-        assert same(anchors(first), anchors(other))
+    mishaps = Mishaps(
+        kill=rolled.choice([0.0, 0.03, 0.06]),
+        term=rolled.choice([0.0, 0.02]),
+        cut=rolled.choice([0.03, 0.08]),
+        slow=rolled.choice([0.0, 0.2]),
+        rewinds=rolled.choice([0, 0, 1, 2]),
+        relay_restarts=rolled.choice([0, 1, 3]),
+        stops=rolled.choice([0, 0, 1]),
+    )
+    Trouble(seed, mishaps, settings=settings_of(rolled), num_cells=rolled.choice([2, 2, 3])).run()
+
+
+@pytest.mark.parametrize("seed", seeds(3, 12))
+def test_what_was_killed_ends_as_if_never_touched(seed: int) -> None:
+    """Deaths, stops, relay restarts and rewinds, but no lost connection: weights and packets are the same bits."""
+    rolled = random.Random(seed)
+    patient = Late.model_validate({"deadline": "10 min", "windows": 2, "then": rolled.choice(["alone", "wait"])})
+    settings = settings_of(rolled, when="fixed", late=patient)
+    mishaps = Mishaps(
+        kill=rolled.choice([0.03, 0.06]),
+        term=rolled.choice([0.0, 0.05]),
+        slow=rolled.choice([0.0, 0.1]),
+        rewinds=rolled.choice([0, 1, 2]),
+        relay_restarts=rolled.choice([0, 1, 3]),
+        stops=rolled.choice([0, 1]),
+    )
+    untouched, troubled = Trouble(seed, Mishaps(), settings=settings), Trouble(seed, mishaps, settings=settings)
+    expected, found = untouched.run(), troubled.run()
+    assert untouched.payloads() == troubled.payloads()
+    for cell, reference in zip(found, expected, strict=True):
+        assert same(cell.values(), reference.values())

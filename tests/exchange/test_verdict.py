@@ -16,7 +16,7 @@ def flight(window: int = 1, step: int = 9) -> Flight:
 
 
 def commit(window: int = 1, cells: tuple[int, ...] = (0, 1)) -> Commit:
-    named = tuple(Contribution(cell=cell, tokens=1, chunks=("x",)) for cell in cells)
+    named = tuple(Contribution(cell=cell, step=9, tokens=1, chunks=("x",)) for cell in cells)
     return Commit(
         seq=5, attempt=1, at="", previous="", fragment=0, window=window, version=1, named=named, reason="complete"
     )
@@ -48,8 +48,10 @@ def commit(window: int = 1, cells: tuple[int, ...] = (0, 1)) -> Commit:
         (10, None, commit(4, (1,)), True, {}, RESOLVE),  # the others have ended already
         (20, flight(), commit(), False, {"finishing": True, "patient": False}, WAIT),
         (20, flight(), commit(), True, {"finishing": True}, RESOLVE),
-        (20, None, commit(), False, {"finishing": True}, WAIT),
-        (20, None, commit(4), True, {"finishing": True}, NOTHING),  # named in its final round: begin it first
+        (20, None, commit(cells=(1,)), False, {"finishing": True}, WAIT),
+        (20, None, commit(), True, {"finishing": True}, NOTHING),  # repeating the end: begin the round first
+        (20, None, commit(4), True, {"finishing": True}, NOTHING),
+        (20, None, commit(), True, {"finishing": True, "recorded": 20}, NOTHING),
     ],
 )
 def test_verdicts(

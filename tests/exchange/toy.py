@@ -114,7 +114,7 @@ class MemoryRelay:
             if len(parts) != header.num_chunks:
                 return
             hashes = tuple(digest(parts[chunk]) for chunk in range(header.num_chunks))
-            named.append(Contribution(cell=cell, tokens=header.tokens, chunks=hashes))
+            named.append(Contribution(cell=cell, step=header.step, tokens=header.tokens, chunks=hashes))
         self.versions[fragment] += bool(named)
         self._write(
             Commit,
@@ -243,14 +243,13 @@ class Cell:
 
     def advance(self, until: int) -> Cell:
         while self.now < until:
-            self.now += 1
-            train(self.parameters, self.cell, self.now)
-            self.island.step(tokens=100 + self.cell)
+            train(self.parameters, self.cell, self.now + 1)
+            self.now = self.island.step(tokens=100 + self.cell)
         return self
 
     def finish(self) -> Cell:
         self.advance(self.steps)
-        self.island.finish()
+        assert self.island.finish()
         return self
 
     def values(self) -> dict[str, Tensor]:
@@ -280,12 +279,15 @@ class Cell:
             num_cells=self.num_cells,
         )
         if saved is not None:
-            again.now, values, tensors = saved
-            for name, value in values.items():
-                again.parameters[name].data.copy_(value)
-            again.island.load_state_dict(tensors)
+            again.restore(saved)
         again.now = again.island.resume()
         return again
+
+    def restore(self, saved: tuple[int, dict[str, Tensor], dict[str, Tensor]]) -> None:
+        self.now, values, tensors = saved
+        for name, value in values.items():
+            self.parameters[name].data.copy_(value)
+        self.island.load_state_dict(tensors)
 
 
 def together(*tasks: Callable[[], object]) -> list[object]:

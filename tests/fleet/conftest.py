@@ -15,8 +15,8 @@ def sshd(tmp_path: Path) -> Iterator[Callable[..., Sshd]]:
         yield start
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    """One SSH server for the tests of a module that leave it as it is."""
+    """One SSH server for all tests that leave it as it is."""
     with servers(tmp_path_factory.mktemp("server")) as start:
         yield start()

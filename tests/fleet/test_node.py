@@ -22,12 +22,12 @@ from islandctl.fleet.job import SupervisorJob
 from tests.sshd import Sshd
 
 
-@pytest.fixture(params=["local", "ssh"])
-def host(request: pytest.FixtureRequest, server: Sshd, tmp_path: Path) -> Iterator[Host]:
+@pytest.fixture(params=["local", "ssh"], scope="module")
+def host(request: pytest.FixtureRequest, server: Sshd) -> Iterator[Host]:
     if request.param == "local":
         host = this_machine()
     else:
-        host = connect(server.site(), server.host, known_hosts=tmp_path / "known_hosts", on_message=print)
+        host = connect(server.site(), server.host, known_hosts=server.folder / "of_run", on_message=print)
     yield host
     host.close()
 
@@ -47,7 +47,7 @@ def test_files_are_written_whole_with_their_mode(host: Host, tmp_path: Path) -> 
 @pytest.mark.slow
 def test_a_folder_that_cannot_be_written_names_the_place(host: Host, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(PreflightError, match=r"NotADirectoryError|FileExistsError") as caught:
+    with pytest.raises(PreflightError, match=r": (Not a directory|File exists): '/") as caught:
         node.write_files(host, str(tmp_path / "file" / "x"), {"a": (b"", 0o600)})
     assert caught.value.message.startswith(host.label)
 

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import resource
 import subprocess
 import sys
 import threading
+import time
 import zipfile
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -104,6 +111,7 @@ def test_a_damaged_folder_is_put_aside_and_made_anew(package: Path, tmp_path: Pa
     assert len(list((tmp_path / "a work" / "code").glob("*.damaged-*"))) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("light")
 def test_compiled_files_do_not_damage_it(package: Path, tmp_path: Path) -> None:
     bundle = make_bundle(package)
@@ -167,6 +175,24 @@ def test_an_interpreter_without_torch_says_what_is_missing(package: Path, tmp_pa
         prepare(LOCAL, site(tmp_path, python=python), make_bundle(package))
     assert f"{python} lacks what a worker needs: torch (No module named 'torch'), numpy (" in caught.value.message
     assert f"{python} -m pip install 'torch>=2.10' 'numpy>=1.26' 'pydantic>=2.9,<3'" in caught.value.hint
+
+
+def test_without_torch_on_this_machine_it_says_which_extra_to_install(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provision, "WORKER_IMPORTS", (("no_such_module", ()),))
+    profile = {
+        "name": "here",
+        "scheduler": "local",
+        "gpu": {"type": "cpu", "count": 1, "per_node": 1},
+        "wan": {"up": "1 Gbit/s", "down": "1 Gbit/s", "rtt": "1 ms"},
+        "cpu": {"cores": 1, "memory": "1 GiB"},
+        "environment": {"build": False},
+        "work_dir": str(tmp_path / "work"),
+    }
+    with pytest.raises(PreflightError, match="lacks what a worker needs") as caught:
+        prepare(LOCAL, SiteProfile.model_validate(profile), make_bundle(package))
+    assert caught.value.hint.startswith("pip install 'islandctl[worker]'")
     assert "environment.build: true" in caught.value.hint
 
 
@@ -210,6 +236,141 @@ def test_a_full_disk_is_told_before_anything_is_written(
     with pytest.raises(PreflightError, match=r"a work has \d+ MB free"):
         prepare(LOCAL, site(tmp_path), make_bundle(package))
     assert not (tmp_path / "a work" / "code").exists()
+
+
+@contextmanager
+def small_disk(folder: Path, num_bytes: int) -> Iterator[None]:
+    """``folder`` with little space: a file system of its own where that may be made, else a limit on files."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "islandctl-test", str(folder)]
+    if os.geteuid() == 0 and subprocess.run(mount, capture_output=True, timeout=20).returncode == 0:
+        try:
+            yield
+        finally:
+            subprocess.run(["umount", "-l", str(folder)], check=True, timeout=20)
+        return
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.usefixtures("light")
+def test_a_disk_that_fills_while_code_is_put_leaves_nothing_half_there(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provision, "LEAST_FREE_BYTES", 0)
+    (package / "large.py").write_bytes(os.urandom(200_000))
+    bundle = make_bundle(package)
+    with small_disk(tmp_path / "a work", 100_000):
+        with pytest.raises(PreflightError, match=r"this machine: (No space left on device|File too large)") as caught:
+            prepare(LOCAL, site(tmp_path), bundle)
+        assert "free some space there, or set work_dir" in caught.value.hint
+        assert [path for path in (tmp_path / "a work" / "code").iterdir() if path.is_dir()] == []
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_while_an_environment_is_built_leaves_nothing_half_there(
+    package: Path, wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provision, "LEAST_FREE_BYTES", 0)
+    with zipfile.ZipFile(next(wheels.iterdir()), "a") as wheel:
+        wheel.writestr("islandctl_test_wheel_data.py", os.urandom(6_000_000))
+    with small_disk(tmp_path / "a work", 5_000_000):
+        with pytest.raises(PreflightError, match=r"this machine: the disk is full: ") as caught:
+            prepare(LOCAL, built(tmp_path, wheels, "islandctl-test-wheel"), make_bundle(package))
+        assert "free some space there, or set work_dir" in caught.value.hint
+        assert [path for path in (tmp_path / "a work" / "env").iterdir() if path.is_dir()] == []
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """``folder`` may not be written to; root is held off by a mount, others by the folder's mode."""
+    folder.mkdir()
+    if os.geteuid() == 0:
+        mount = ["mount", "-t", "tmpfs", "-o", "ro,size=4096", "islandctl-test", str(folder)]
+        subprocess.run(mount, check=True, timeout=20)
+        try:
+            yield
+        finally:
+            subprocess.run(["umount", "-l", str(folder)], check=True, timeout=20)
+        return
+    folder.chmod(0o500)
+    yield
+    folder.chmod(0o700)
+
+
+@pytest.mark.usefixtures("light")
+@pytest.mark.parametrize("work", ["a work", pytest.param(".", marks=pytest.mark.slow)])
+def test_a_home_that_is_read_only(package: Path, sshd: Callable[..., Sshd], tmp_path: Path, work: str) -> None:
+    server = sshd()
+    (server.home).rmdir()
+    with read_only(server.home):
+        own = {"work_dir": f"~/{work}", "environment": site(tmp_path).environment}
+        profile = server.site().model_copy(update=own)
+        host = connect(profile, server.host, known_hosts=tmp_path / "kh", on_message=print)
+        try:
+            told = r"east/\S+: cannot write into the work folder \S.*: (Read-only file system|Permission denied)"
+            with pytest.raises(PreflightError, match=told) as caught:
+                prepare(host, profile, make_bundle(package))
+            assert "set work_dir in the site profile to a folder that can be written" in caught.value.hint
+        finally:
+            host.close()
+
+
+# Clocks
+
+
+@pytest.mark.parametrize(
+    ("began", "ended", "offset"),
+    [
+        (10.1, 20.1, 0.0),  # no more than the way may explain
+        (11.1, 21.1, 0.9),  # 1 s ahead, of which 0.1 s may have been the way
+        (6.1, 16.1, -3.9),
+        (10.0, 20.2, 0.0),
+    ],
+)
+def test_a_clock_s_offset_is_what_the_way_cannot_explain(began: float, ended: float, offset: float) -> None:
+    assert provision.clock_offset(10.0, began, ended, 20.2) == pytest.approx(offset, abs=1e-6)
+
+
+@pytest.mark.usefixtures("light")
+@pytest.mark.parametrize(
+    ("ahead", "told"), [(0.3, None), (2.0, "behind"), pytest.param(-2.0, "ahead of", marks=pytest.mark.slow)]
+)
+def test_a_clock_that_is_a_little_off_is_told(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: float, told: str | None
+) -> None:
+    shift_clock(monkeypatch, ahead)
+    messages: list[str] = []
+    prepare(LOCAL, site(tmp_path), make_bundle(package), messages.append)
+    clocks = [line for line in messages if "clock" in line]
+    assert len(clocks) == (told is not None)
+    assert all(
+        re.search(rf"^this machine: its clock is (1\.[5-9]|2\.0) s {told} this machine's", line) for line in clocks
+    )
+
+
+@pytest.mark.usefixtures("light")
+@pytest.mark.parametrize(
+    ("ahead", "told"), [(60.0, "behind"), pytest.param(-60.0, "ahead of", marks=pytest.mark.slow)]
+)
+def test_a_clock_that_is_far_off_stops_before_anything_is_put_there(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: float, told: str
+) -> None:
+    shift_clock(monkeypatch, ahead)
+    with pytest.raises(
+        PreflightError, match=rf"its clock is (59\.\d|60\.0) s {told} this machine's; 3 s are the most"
+    ):
+        prepare(LOCAL, site(tmp_path), make_bundle(package))
+    assert not (tmp_path / "a work" / "code").exists()
+
+
+def shift_clock(monkeypatch: pytest.MonkeyPatch, ahead_s: float) -> None:
+    """This machine's clock, as the controller reads it, is ahead of the node's."""
+    monkeypatch.setattr(provision, "time", SimpleNamespace(time=lambda: time.time() + ahead_s))
 
 
 # Environments that are built

@@ -77,15 +77,15 @@ class Kept:
     def log(self) -> str:
         return (self.folder / "logs" / "node-0.log").read_text()
 
-    def left(self) -> list[node.Leftover]:
-        return node.leftovers(HOST, self.mark)
+    def left(self) -> list[dict[str, Any]]:
+        return supervisor.leftovers(self.mark)
 
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Iterator[Kept]:
     kept = Kept(tmp_path)
     yield kept
-    node.end_leftovers(HOST, kept.mark, 0.0)
+    supervisor.end_marked(kept.mark, None, 0.0)
     assert kept.left() == []
 
 
@@ -268,8 +268,8 @@ def test_a_checkpoint_at_our_own_term_after_a_crash_is_no_stop(kept: Kept) -> No
     middle = f"""
         import os, pathlib, signal, subprocess, sys, time
         lives = pathlib.Path("lives")
-        lives.write_text((lives.read_text() if lives.exists() else "") + "x")
         pathlib.Path("ready").unlink(missing_ok=True)
+        lives.write_text((lives.read_text() if lives.exists() else "") + "x")
         subprocess.Popen([sys.executable, "-c", {textwrap.dedent(below)!r}])
         while not pathlib.Path("ready").exists():
             time.sleep(0.01)
@@ -280,7 +280,7 @@ def test_a_checkpoint_at_our_own_term_after_a_crash_is_no_stop(kept: Kept) -> No
     kept.start(middle, outcome=str(kept.root / "outcome.json"), stop_timeout_s=5.0)
     until(lambda: kept.state.restarts == 1 and kept.state.state == "running", "the second life")
     assert "killed by SIGKILL; restart 1" in kept.log
-    until((kept.root / "ready").exists, "the second life's child")
+    until(lambda: kept.written("lives") == "xx" and (kept.root / "ready").exists(), "the second life's child")
     state = node.stop(HOST, kept.folder.as_posix(), 10.0)
     assert (state.outcome, state.reason) == ("stopped", "stopped by a signal")
 
@@ -385,6 +385,27 @@ def test_a_successor_starts_again_what_had_been_stopped(kept: Kept) -> None:
     (kept.root / "outcome.json").write_text(json.dumps({"outcome": "stopped"}))
     (kept.root / "ready").unlink()
     kept.start(FOREVER, outcome=str(kept.root / "outcome.json"))
+    kept.written("ready")
+    assert kept.state.state == "running"
+    node.stop(HOST, kept.folder.as_posix(), 20)
+
+
+@pytest.mark.slow
+def test_an_old_outcome_does_not_count_though_two_supervisors_were_lost(kept: Kept) -> None:
+    """The second one was lost while it still ended what the first had left, before it had a child of its own."""
+    told = kept.root / "outcome.json"
+    told.write_text(json.dumps({"outcome": "finished"}))
+    pid = kept.start("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + FOREVER, outcome=str(told))
+    kept.written("ready")
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: kept.state.state == "lost", "the first one's loss")
+    pid = kept.start(FOREVER, outcome=str(told))
+    assert kept.state.state == "starting"
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: kept.state.state == "lost", "the second one's loss")
+    node.end_leftovers(HOST, kept.mark, 0.0)
+    (kept.root / "ready").unlink()
+    kept.start(FOREVER, outcome=str(told))
     kept.written("ready")
     assert kept.state.state == "running"
     node.stop(HOST, kept.folder.as_posix(), 20)

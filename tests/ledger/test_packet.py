@@ -20,6 +20,7 @@ HEADER = PacketHeader(
     num_chunks=1,
     version=2,
     base="b",
+    step=9,
     tokens=5,
     codec="int8",
     payload_hash=digest(b"payload"),

@@ -36,6 +36,7 @@ def packet(
         "num_chunks": num_chunks,
         "version": version,
         "base": base if base is not None else digest(f"base {fragment} {chunk} {version}".encode()),
+        "step": 50 * (window + 1),
         "tokens": tokens,
         "codec": "int8",
         "payload_hash": digest(content),

@@ -116,10 +116,16 @@ def test_refusals() -> None:
     assert world.told == [(0, 0, 0, (), "deadline")]
 
 
-def test_a_cells_chunks_must_agree_on_tokens() -> None:
+def test_chunks_of_two_lives_of_a_cell_count_with_the_larger_tokens() -> None:
+    """It died after its first chunk and came back another way: seen as a refusal that no restart could get over."""
     world = World()
-    world.put(0, 0, 0, 0, num_chunks=2, tokens=10)
-    assert world.code(lambda: world.put(0, 0, 0, 1, num_chunks=2, tokens=11)) == "invalid"
+    world.put(1, 0, 0, 0, num_chunks=2, tokens=9)
+    world.put(0, 0, 0, 0, num_chunks=2, tokens=11, step=50)
+    world.restart()
+    world.put(0, 0, 0, 1, num_chunks=2, tokens=10, step=51)
+    world.put(1, 0, 0, 1, num_chunks=2, tokens=9)
+    (commit,) = world.commits
+    assert [(part.tokens, part.step) for part in commit.named] == [(11, 51), (9, 50)]
 
 
 def test_different_anchors_halt_the_run_and_name_both_cells() -> None:

@@ -99,6 +99,8 @@ def record(**changes: Any) -> RunRecord:
         "created": "2030-01-31T12:00:00Z",
         "plan_hash": "p",
         "config_hash": "c",
+        "steps": 100,
+        "tokens_per_step": 100,
         "phase": "launched",
         "cells": cells,
     }

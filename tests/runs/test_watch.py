@@ -13,7 +13,7 @@ from . import builders as make
 
 
 def look(facts: Facts, record: RunRecord | None = None) -> RunStatus:
-    return combine(record or make.record(), make.plan(), facts)
+    return combine(record or make.record(), facts)
 
 
 def test_a_healthy_run_is_running_with_all_figures() -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,23 @@ class Cell:
         assert self.process is not None
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(10)
+
+    def term(self, rank: int | None) -> None:
+        """TERM to one rank, or (None) to the whole group, as the supervisor sends it."""
+        assert self.process is not None
+        if rank is None:
+            os.killpg(self.process.pid, signal.SIGTERM)
+            return
+        wanted = {f"RANK={rank}".encode(), f"ISLANDCTL_NODE_FOLDER={self.folder / 'node-0'}".encode()}
+        for path in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if wanted <= set((path / "environ").read_bytes().split(b"\0")):
+                    os.kill(int(path.name), signal.SIGTERM)
+
+    def gone(self) -> None:
+        """Wait for the processes' end, whatever the launcher makes of it."""
+        assert self.process is not None
+        self.process.wait(DEADLINE_S)
 
     def end(self) -> None:
         """Leave nothing behind."""

@@ -131,6 +131,15 @@ def test_a_repetition_leaves_the_whole_one_as_it_is(tmp_path: Path) -> None:
     assert [each.step for each in listing(tmp_path)] == [10]
 
 
+def test_one_from_the_middle_of_the_final_rounds_gives_way_to_the_last(tmp_path: Path) -> None:
+    first = saved(tmp_path)
+    again = write(tmp_path, state().model_copy(update={"versions": (9, 9)}), tensors(2.0), ALONE)
+    assert again.path == first.path
+    assert again.manifest != first.manifest
+    assert verify(again, ALONE).manifest == again.manifest
+    assert [path.name for path in tmp_path.iterdir()] == [first.path.name]
+
+
 def test_an_interrupted_one_is_never_seen_and_swept_away(tmp_path: Path) -> None:
     (tmp_path / ".tmp-step-00000020-attempt-1").mkdir(parents=True)
     (tmp_path / ".tmp-step-00000020-attempt-1" / "__0_0.distcp").write_bytes(b"half")

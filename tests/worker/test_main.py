@@ -3,6 +3,7 @@
 import random
 import resource
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -162,6 +163,36 @@ def test_two_cells_survive_kills_of_cell_and_relay_a_stop_and_a_resume(begin: Be
     assert {entry.cell for entry in ledger if isinstance(entry, Checkpoint)} == {0, 1}
     for cell in run.cells:
         cell.write_job(attempt=2)
+    assert [outcome["outcome"] for outcome in run.run()] == ["finished", "finished"]
+    for cell, untouched in zip(run.cells, whole.cells, strict=True):
+        assert equal(cell, untouched)
+
+
+def test_a_signal_is_heard_while_a_round_is_waited_for(begin: Begin, text: Path) -> None:
+    """The other cell is not there. By a signal to the group, and to the last rank alone: both continue exactly."""
+    plan = recipe(text, exchange={"mode": "two-site"}, training={"steps": 16})
+    whole = begin(plan, ranks=(2, 1), relay=True)
+    assert [outcome["outcome"] for outcome in whole.run()] == ["finished", "finished"]
+
+    run = begin(plan, ranks=(2, 1), relay=True)
+    first = run.cells[0]
+
+    def waits_at(step: int) -> bool:
+        with run.controller() as controller:
+            beat = controller.status().cells[0].heartbeat
+        return beat is not None and (beat.state, beat.step) == ("waiting", step)
+
+    for step, rank in ((5, None), (0, 1)):  # the second time it has not come to train
+        first.start()
+        until(lambda step=step: waits_at(step), "the wait for the round")  # type: ignore[misc]
+        first.term(rank)
+        began = time.monotonic()
+        until((first.folder / "outcome.json").exists, "the outcome")
+        assert time.monotonic() - began < 5
+        first.gone()
+        assert first.outcome()["outcome"] == "stopped"
+        assert first.outcome()["step"] == 6
+        assert first.checkpoints() == ["step-00000006-attempt-1"]
     assert [outcome["outcome"] for outcome in run.run()] == ["finished", "finished"]
     for cell, untouched in zip(run.cells, whole.cells, strict=True):
         assert equal(cell, untouched)

@@ -1,0 +1,89 @@
+"""The bytes to a host's SSH server: over TCP, or through the ssh configuration's ProxyCommand.
+
+Not left to fabric and paramiko: their TCP gives up at the first address of a name that does not answer, and their
+ProxyCommand runs without a shell and loses what the command says.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Callable
+
+from islandctl.errors import PreflightError, UnreachableError
+from islandctl.fleet import wire
+from islandctl.fleet.openssh import KEEPALIVE_COUNT, KEEPALIVE_S, Hop
+
+
+def open_stream(label: str, hop: Hop) -> tuple[socket.socket, Callable[[], str]]:
+    """A socket to the server, and a function that tells what a proxy command had to say when it stops.
+
+    Raises:
+        PreflightError: the proxy command cannot be run.
+        UnreachableError: no name, no route, refused, no answer in time.
+    """
+    if hop.proxy_command is not None:
+        return _proxy(label, hop.proxy_command)
+    place = f"{hop.host} port {hop.port}"
+    try:
+        sock = socket.create_connection((hop.host, hop.port), timeout=hop.connect_timeout_s)
+    except socket.gaierror as error:
+        raise UnreachableError(
+            f"{label}: the name {hop.host} is not known ({error.strerror})",
+            hint=f"check the spelling in the site profile, or: ssh -G {hop.alias} | grep hostname",
+        ) from error
+    except TimeoutError as error:
+        raise UnreachableError(
+            f"{label}: {place} gave no answer within {hop.connect_timeout_s:g} s",
+            hint="check that the machine runs and that a firewall lets you through",
+        ) from error
+    except ConnectionRefusedError as error:
+        raise UnreachableError(
+            f"{label}: {place} refused the connection", hint="check the port in the profile, and that sshd runs there"
+        ) from error
+    except OSError as error:
+        raise UnreachableError(
+            f"{label}: {place}: {error.strerror or error}", hint=f"check: ssh {hop.alias}"
+        ) from error
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # The kernel gives a dead link up by itself; paramiko's keepalive does not wait for answers.
+    for name, value in (
+        ("TCP_KEEPIDLE", KEEPALIVE_S),
+        ("TCP_KEEPINTVL", KEEPALIVE_S),
+        ("TCP_KEEPCNT", KEEPALIVE_COUNT),
+        ("TCP_USER_TIMEOUT", KEEPALIVE_S * KEEPALIVE_COUNT * 1000),
+    ):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return sock, str
+
+
+def _proxy(label: str, command: str) -> tuple[socket.socket, Callable[[], str]]:
+    """Run a ProxyCommand on a socket pair, without a terminal to ask anything on."""
+    ours, theirs = socket.socketpair()
+    try:
+        process = subprocess.Popen(
+            [os.environ.get("SHELL") or "/bin/sh", "-c", f"exec {command}"],
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:
+        ours.close()
+        raise PreflightError(f"{label}: cannot run ProxyCommand {command!r}: {error.strerror}") from error
+    finally:
+        theirs.close()
+    said: list[bytes] = []
+    listener = threading.Thread(target=lambda: said.append(process.communicate()[1]), daemon=True)
+    listener.start()  # also reaps the process, which ends when our side is closed
+
+    def complaint() -> str:
+        listener.join(1.0)
+        text = wire.last_line(b"".join(said))
+        return f"; ProxyCommand said: {text}" if text else ""
+
+    return ours, complaint
