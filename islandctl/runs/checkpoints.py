@@ -200,6 +200,11 @@ def rows_of(
         if key not in rows:
             note = "not of the run's present line"
             rows[key] = Row(step=key[1], attempt=key[0], joint=False, held_by=tuple(names), note=note)
+    # Tidied away (checkpoint.keep): gone everywhere, and older than what is there.
+    there = [row.step for row in rows.values() if row.held_by]
+    tidied = [key for key, row in rows.items() if cells and there and not row.held_by and row.step < min(there)]
+    for key in tidied:
+        del rows[key]
     return sorted(rows.values(), key=lambda row: (row.step, row.attempt))
 
 

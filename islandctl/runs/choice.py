@@ -8,6 +8,9 @@ from islandctl.config.model import Model
 from islandctl.errors import CheckpointError, UsageError
 from islandctl.ledger.joint import JointCheckpoint, Unjoined
 
+MAX_SHOWN = 3
+"""Checkpoints that a message speaks of one by one."""
+
 
 class Choice(Model):
     """What a resume goes back to."""
@@ -56,10 +59,12 @@ def choose(
         faults = faults_of(candidate)
         if not faults:
             return Choice(joint=candidate, passed_over=tuple(passed))
-        passed.append(f"step {candidate.step}: {'; '.join(faults)}")
+        passed.append(f"step {candidate.step}: {', '.join(faults)}")
     if joint:
+        older = len(passed) - MAX_SHOWN
+        shown = passed[:MAX_SHOWN] + ([f"and {older} older ones likewise"] if older > 0 else [])
         raise CheckpointError(
-            "no joint checkpoint can be used: " + " | ".join(passed),
+            "no joint checkpoint can be used: " + "; ".join(shown),
             hint="bring the files back, or start again from the beginning with --from 0",
         )
     return Choice(joint=None, passed_over=tuple(passed))
@@ -68,7 +73,10 @@ def choose(
 def _exactly(
     joint: Sequence[JointCheckpoint], faults_of: Callable[[JointCheckpoint], Sequence[str]], step: int
 ) -> Choice:
-    passed = tuple(f"step {one.step}: --from {step} was asked for" for one in reversed(joint) if one.step > step)
+    newer = [str(one.step) for one in joint if one.step > step]
+    what = f"step{'s' if len(newer) > 1 else ''} {', '.join(newer[-MAX_SHOWN:])}"
+    what += f" and {len(newer) - MAX_SHOWN} more" if len(newer) > MAX_SHOWN else ""
+    passed = (f"{what}: --from {step} was asked for",) if newer else ()
     if step == 0:
         return Choice(joint=None, passed_over=passed)
     candidate = next((one for one in joint if one.step == step), None)

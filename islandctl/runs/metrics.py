@@ -26,6 +26,8 @@ def heartbeat_from(content: bytes, *, cell: int, attempt: int, steps: int) -> He
         if entry["kind"] == "eval" and isinstance(entry.get("bits_per_byte"), (int, float)):
             evaluations[entry["step"]] = float(entry["bits_per_byte"])
         if entry["attempt"] == attempt:
+            if entry["kind"] == "start":  # a life of the workers begins: what the one before said last is over
+                last.clear()
             last[entry["kind"]] = entry
     if not last:
         return None

@@ -58,7 +58,7 @@ def resume(record: RunRecord, plan: Plan, say: Say, *, step: int | None = None) 
         _check_unfinished(record, states, step)
         try:
             restart_relay(record, reach, say)
-            record = _rewind(record, reach, say, step)
+            record = _rewind(record, reach, say, step, plan.recipe.exchange.fragments)
             write_cells(record, plan, reach)
             start_workers(record, plan, reach)
         except BaseException as error:
@@ -69,7 +69,7 @@ def resume(record: RunRecord, plan: Plan, say: Say, *, step: int | None = None) 
         return records.change(record, phase="launched", reason="", launcher_pid=0)
 
 
-def _rewind(record: RunRecord, reach: Reach, say: Say, step: int | None) -> RunRecord:
+def _rewind(record: RunRecord, reach: Reach, say: Say, step: int | None, num_fragments: int) -> RunRecord:
     """Choose and verify a joint checkpoint, and begin the new attempt there."""
     cells = [cell.name for cell in record.cells]
     with client(record, retry_s=30.0, timeout_s=30.0) as relay:
@@ -82,7 +82,8 @@ def _rewind(record: RunRecord, reach: Reach, say: Say, step: int | None) -> RunR
         )
         for line in choice.passed_over:
             say(f"passed over {line}")
-        manifests, versions = (choice.joint.manifests, choice.joint.versions) if choice.joint else ((), ())
+        beginning = (0,) * num_fragments
+        manifests, versions = (choice.joint.manifests, choice.joint.versions) if choice.joint else ((), beginning)
         entry = relay.rewind(choice.step, manifests, versions)
     if not isinstance(entry, Rewind):
         raise UnreachableError(f"the relay answered a rewind with an entry of kind {entry.kind}")

@@ -183,9 +183,9 @@ def _cell_state(
         return "starting", ""
     if age is not None and not fresh:
         return "silent", beat.message
-    if beat.state in ("finished", "stopped", "failed"):
-        # the workers have said their last word; the supervisor has not written its exit record yet
-        return beat.state, beat.message
+    if beat.state in ("stopped", "failed") and record.phase == "launched":
+        # the last words of a life that nobody asked to end: its supervisor starts the next one
+        return "restarting", beat.message
     return beat.state, beat.message
 
 
@@ -257,10 +257,11 @@ def _overall(
         return "unknown", "no node answers and no heartbeat is known", "check the network, then ask again"
     troubled = [cell for cell in cells if cell.state in ("lost", "restarting", "silent", "unreachable", "stopped")]
     lost = [node for cell in cells for node in cell.nodes if node.state == "lost"]
+    ended = [node for cell in cells if cell.state == "stopped" for node in cell.nodes if node.state == "ended"]
     mend = f"{resume} starts again what has ended"
     if troubled:
         first = troubled[0]
-        hint = mend if lost or first.state == "stopped" else ""
+        hint = mend if lost or ended else ""
         return "degraded", f"{first.name} is {first.state}" + (f": {first.detail}" if first.detail else ""), hint
     if facts.relay is None:
         hint = mend if _relay(record, facts).state == "ended" else ""

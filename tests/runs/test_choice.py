@@ -57,6 +57,12 @@ def test_all_damaged_is_an_error_not_a_silent_restart() -> None:
     assert "--from 0" in caught.value.hint
 
 
+def test_of_many_damaged_ones_the_newest_are_named() -> None:
+    with pytest.raises(CheckpointError) as caught:
+        choose([joint(step) for step in range(1, 9)], [], lambda _: ["gone"])
+    assert caught.value.message.endswith("step 8: gone; step 7: gone; step 6: gone; and 5 older ones likewise")
+
+
 def test_from_takes_exactly_that_step() -> None:
     choice = choose([joint(10), joint(20)], [], clean, step=10)
     assert choice.step == 10

@@ -53,3 +53,14 @@ def test_the_end_is_told() -> None:
     )
     assert beat is not None
     assert (beat.state, beat.step) == ("finished", 10)
+
+
+def test_a_new_life_takes_back_the_last_words_of_the_one_before() -> None:
+    end = {"kind": "end", "attempt": 1, "step": 7, "outcome": "stopped"}
+    start = {"kind": "start", "attempt": 1, "step": 4}
+    beat = heartbeat_from(lines(TRAIN, end, start), cell=0, attempt=1, steps=10)
+    assert beat is not None
+    assert (beat.state, beat.step) == ("starting", 4)
+    beat = heartbeat_from(lines(TRAIN, end, start, {**TRAIN, "step": 5}), cell=0, attempt=1, steps=10)
+    assert beat is not None
+    assert (beat.state, beat.step) == ("training", 5)

@@ -180,6 +180,14 @@ def test_workers_without_their_supervisor_train_on() -> None:
     assert (done.state, done.cells[1].state) == ("finished", "finished")
 
 
+def test_last_words_that_nobody_asked_for_are_no_end() -> None:
+    beats = {0: make.heartbeat(0), 1: make.heartbeat(1, state="stopped", message="stopped by a signal")}
+    view = look(make.facts(relay=make.relay(beats)))
+    assert (view.cells[1].state, view.detail) == ("restarting", "west is restarting: stopped by a signal")
+    asked = look(make.facts(relay=make.relay(beats)), make.record(phase="stopping"))
+    assert asked.cells[1].state == "stopped"
+
+
 def test_what_never_began() -> None:
     view = look(
         make.facts(
