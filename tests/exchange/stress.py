@@ -122,7 +122,7 @@ class Life:
         self.line = Line(trouble.relays, number)
         self.attempt = 1
         self.saved: Saved | None = None  # the newest of this attempt, or what the attempt began with
-        self.parked = False
+        self.parked_in = 0  # the attempt in which it has stopped and waits for the next one
         self.killed: list[Cell] = []
         self.cell = self._new_cell()
 
@@ -224,10 +224,9 @@ class Life:
 
     def _park(self) -> None:
         """Stopped: wait for the next attempt."""
-        self.parked = True
+        self.parked_in = self.attempt
         while self.trouble.attempt == self.attempt:
             time.sleep(0.002)
-        self.parked = False
 
     def _check(self) -> None:
         """Whoever holds a version of a fragment holds the same bits."""
@@ -320,7 +319,7 @@ class Trouble:
                 faulthandler.dump_traceback(sys.stderr, all_threads=True)
                 raise AssertionError(f"seed {self.seed}: hangs at steps {[life.cell.now for life in self.lives]}")
             running = [life for life, thread in zip(self.lives, threads, strict=True) if thread.is_alive()]
-            if running and all(life.parked for life in running) and len(running) == self.num_cells:
+            if running and all(life.parked_in == self.attempt for life in running) and len(running) == self.num_cells:
                 self._check_stopped()
                 self._go_back()
             if plan and time.monotonic() > next_at and len(running) == self.num_cells:
