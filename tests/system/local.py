@@ -150,7 +150,8 @@ class Machine:
 
     def cell(self, run: str, name: str) -> Path:
         """A cell's folder; both sites' work folders lie on this machine."""
-        return self.root / "work dir" / name / "runs" / run / name
+        record = json.loads((self.runs / run / "run.json").read_text())
+        return next(Path(cell["nodes"][0]["cell_folder"]) for cell in record["cells"] if cell["name"] == name)
 
     def ledger(self, run: str) -> list[Entry]:
         """The ledger as it is on disk; a line that is still being written is left out."""

@@ -148,7 +148,7 @@ def test_a_full_disk_costs_checkpoints_not_the_training(machine: Machine, tmp_pa
         reached = max(steps_of(seen))
         more = machine.until("hurt", lambda seen: min(steps_of(seen)) > reached)
         assert (more["joint_checkpoint"]["step"], more["cells"][1]["restarts"]) == (last, 0)
-        assert (disk / "runs" / "hurt" / "west" / "checkpoints" / f"step-{last:08}-attempt-1").is_dir()
+        assert checkpoint(machine, "west", last).is_dir()
 
         (disk / "filler").unlink()
         seen = machine.until("hurt", lambda seen: seen["joint_checkpoint"]["step"] > last)
