@@ -199,8 +199,8 @@ class Island:
 
     def close(self) -> None:
         """End all threads. Packets that are not put yet are in the checkpoint, or come again with the replay."""
-        self._latch.closed.set()
         self._latch.fail(ExchangeError("the exchange was closed"))  # wakes a loop that still waits in another thread
+        self._latch.closed.set()
         self._follower.join()
         self._courier.close()
 

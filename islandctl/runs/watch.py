@@ -244,6 +244,8 @@ def _overall(
         where = f"{culprit.cell}, node {culprit.node}" + ("" if culprit.rank is None else f", rank {culprit.rank}")
         return "failed", f"{where}: {culprit.reason}", culprit.hint
     if states == {"finished"}:
+        if any(node.state in ("starting", "running", "stopping") for cell in cells for node in cell.nodes):
+            return "running", "all steps are done; the last processes end", ""
         return "finished", "", f"islandctl stop {record.run} ends its relay" if facts.relay is not None else ""
     if states <= {"finished", "stopped"}:
         return "stopped", record.reason, resume

@@ -204,3 +204,10 @@ def test_an_away_cell_is_told_with_what_the_others_do() -> None:
              heartbeat=make.heartbeat(1), age_s=1.0, away=True))  # fmt: skip
     view = look(make.facts(relay=make.relay(cells=cells)))
     assert (view.state, view.detail) == ("degraded", "west counts as away; the others wait for it")
+
+
+def test_a_run_is_finished_when_its_processes_are_gone() -> None:
+    said = {cell: make.heartbeat(cell, state="finished", step=100) for cell in (0, 1)}
+    seen = look(make.facts(relay=make.relay(said)))
+    assert seen.state == "running"
+    assert "the last processes end" in seen.detail
