@@ -110,7 +110,7 @@ def test_everything_killed_before_the_first_checkpoint(machine: Machine) -> None
     machine.changes = {"checkpoint": {"every": 1000}}
     started = machine.launch(30, "hurt", "--detach")
     assert started.returncode == 0, started.stderr
-    machine.until("hurt", lambda seen: min(steps_of(seen)) >= 1)
+    machine.until_trained("hurt", 3)
     before = {cell: machine.losses("hurt", cell) for cell in ("east", "west")}
     machine.kill_everything("hurt")
     resumed = machine.islandctl("resume", "hurt")
