@@ -187,11 +187,12 @@ class Watcher:
     def _ask_relay(self) -> RelayStatus:
         relay = self._record.relay
         if relay is not None and not relay.host:  # here: its files say more quickly what it would answer
-            told = told_by_file(Path(relay.folder).parent, time.time())
+            state = nodes.state(self._reach.beside(""), relay.folder).state
+            if state in ("absent", "ended"):
+                raise UnreachableError("the relay has ended")
+            told = told_by_file(Path(relay.folder).parent, time.time()) if state == "running" else None
             if told is not None:
                 return told
-            if nodes.state(self._reach.beside(""), relay.folder).state in ("absent", "ended"):
-                raise UnreachableError("the relay has ended")
         from islandctl.runs.relay import client  # it loads an HTTP library
 
         with client(self._record, timeout_s=RELAY_TIMEOUT_S) as asked:
