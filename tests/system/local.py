@@ -136,7 +136,7 @@ class Machine:
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
 
-    def until(self, run: str, good: Callable[[dict[str, Any]], bool], *, deadline_s: float = 90.0) -> dict[str, Any]:
+    def until(self, run: str, good: Callable[[dict[str, Any]], bool], *, deadline_s: float = 150.0) -> dict[str, Any]:
         """Look until ``good``; fails with the last look when it never is."""
         end = time.monotonic() + deadline_s
         while True:
@@ -150,7 +150,8 @@ class Machine:
 
     def cell(self, run: str, name: str) -> Path:
         """A cell's folder; both sites' work folders lie on this machine."""
-        return self.root / "work dir" / name / "runs" / run / name
+        record = json.loads((self.runs / run / "run.json").read_text())
+        return next(Path(cell["nodes"][0]["cell_folder"]) for cell in record["cells"] if cell["name"] == name)
 
     def ledger(self, run: str) -> list[Entry]:
         """The ledger as it is on disk; a line that is still being written is left out."""
@@ -162,17 +163,25 @@ class Machine:
         """Steps of the joint checkpoints."""
         return [one.step for one in joint_checkpoints(self.ledger(run), 2)]
 
-    def until_joint(self, run: str, step: int, *, deadline_s: float = 90.0) -> None:
+    def until_joint(self, run: str, step: int, *, deadline_s: float = 150.0) -> None:
         """Return right after the joint checkpoint of ``step``, without asking anybody."""
         end = time.monotonic() + deadline_s
         while max(self.joint_steps(run), default=0) < step:
             assert time.monotonic() < end, self.islandctl("status", run).stdout
             time.sleep(0.02)
 
+    def until_trained(self, run: str, step: int, *, deadline_s: float = 150.0) -> None:
+        """Return right after both cells have trained so many steps, without asking anybody."""
+        end = time.monotonic() + deadline_s
+        while min(max(self.losses(run, cell), default=0) for cell in ("east", "west")) < step:
+            assert time.monotonic() < end, self.islandctl("status", run).stdout
+            time.sleep(0.02)
+
     def metrics(self, run: str, name: str, kind: str) -> list[dict[str, Any]]:
         """Lines of ``kind`` of one cell, as its file has them."""
-        text = (self.cell(run, name) / "metrics.jsonl").read_text()
-        return [line for line in map(json.loads, text.splitlines()) if line["kind"] == kind]
+        path = self.cell(run, name) / "metrics.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [line for line in map(json.loads, lines) if line["kind"] == kind]
 
     def losses(self, run: str, name: str) -> dict[int, float]:
         """Training loss of every step; of a step that was repeated the last one."""

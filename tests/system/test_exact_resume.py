@@ -82,7 +82,7 @@ def test_resume_after_everything_was_killed_is_exact(machine: Machine) -> None:
     assert machine.processes("killed") == {}
 
 
-def test_workers_that_come_back_by_themselves_are_exact(machine: Machine) -> None:
+def test_workers_that_come_back_and_a_stop_are_exact(machine: Machine) -> None:
     started = machine.launch(60, "hurt", "--detach")
     assert started.returncode == 0, started.stderr
     machine.until_joint("hurt", 15)
@@ -91,9 +91,14 @@ def test_workers_that_come_back_by_themselves_are_exact(machine: Machine) -> Non
     machine.kill("hurt", "-m islandctl.relay")
     machine.until_joint("hurt", 30)
     machine.kill("hurt", "torch.distributed.run", "/west")
-    status = machine.until("hurt", lambda seen: seen["state"] == "finished")
-    assert [cell["restarts"] for cell in status["cells"]] == [1, 2]
-    check_same(machine, "hurt", 1)
+    back = machine.until("hurt", lambda seen: [cell["restarts"] for cell in seen["cells"]] == [1, 2])
+
+    # an orderly stop, wherever that is, and a resume from its checkpoint
     stopped = machine.islandctl("stop", "hurt")
     assert stopped.returncode == 0, stopped.stdout
     assert machine.processes("hurt") == {}
+    assert machine.status("hurt")["state"] in ("stopped", "finished"), back
+    if machine.status("hurt")["state"] == "stopped":
+        resumed = machine.islandctl("resume", "hurt")
+        assert resumed.returncode == 0, resumed.stderr + resumed.stdout
+    check_same(machine, "hurt", machine.status("hurt")["attempt"])

@@ -110,7 +110,7 @@ def test_everything_killed_before_the_first_checkpoint(machine: Machine) -> None
     machine.changes = {"checkpoint": {"every": 1000}}
     started = machine.launch(30, "hurt", "--detach")
     assert started.returncode == 0, started.stderr
-    machine.until("hurt", lambda seen: min(steps_of(seen)) >= 1)
+    machine.until_trained("hurt", 3)
     before = {cell: machine.losses("hurt", cell) for cell in ("east", "west")}
     machine.kill_everything("hurt")
     resumed = machine.islandctl("resume", "hurt")
@@ -148,7 +148,7 @@ def test_a_full_disk_costs_checkpoints_not_the_training(machine: Machine, tmp_pa
         reached = max(steps_of(seen))
         more = machine.until("hurt", lambda seen: min(steps_of(seen)) > reached)
         assert (more["joint_checkpoint"]["step"], more["cells"][1]["restarts"]) == (last, 0)
-        assert (disk / "runs" / "hurt" / "west" / "checkpoints" / f"step-{last:08}-attempt-1").is_dir()
+        assert checkpoint(machine, "west", last).is_dir()
 
         (disk / "filler").unlink()
         seen = machine.until("hurt", lambda seen: seen["joint_checkpoint"]["step"] > last)
