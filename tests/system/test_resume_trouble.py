@@ -151,8 +151,8 @@ def test_a_full_disk_costs_checkpoints_not_the_training(machine: Machine, tmp_pa
         assert checkpoint(machine, "west", last).is_dir()
 
         (disk / "filler").unlink()
-        seen = machine.until("hurt", lambda seen: seen["joint_checkpoint"]["step"] > last)
-        assert "no checkpoint" not in seen["cells"][1]["detail"]
+        machine.until("hurt", lambda seen: seen["joint_checkpoint"]["step"] > last)
+        machine.until("hurt", lambda seen: "no checkpoint" not in seen["cells"][1]["detail"])
         assert machine.islandctl("stop", "hurt").returncode == 0
         assert machine.processes("hurt") == {}
     finally:
