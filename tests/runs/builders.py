@@ -85,9 +85,9 @@ def record(**changes: Any) -> RunRecord:
                     python="/env/bin/python",
                     code="/code",
                     supervisor="/code/islandctl/fleet/supervisor.py",
-                    work_dir="/work",
-                    cell_folder=f"/work/runs/demo/{name}",
-                    folder=f"/work/runs/demo/{name}/node-0",
+                    work_dir="/data",
+                    cell_folder=f"/data/runs/demo/{name}",
+                    folder=f"/data/runs/demo/{name}/node-0",
                 ),
             ),
         )

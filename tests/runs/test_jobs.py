@@ -19,10 +19,10 @@ def test_one_node_needs_no_fixed_port() -> None:
     job = worker_job(record, make.plan(), record.nodes[0], master=None)
     assert job.argv[:3] == ("/env/bin/python", "-m", "torch.distributed.run")
     assert "--standalone" in job.argv
-    assert job.argv[-3:] == ("-m", "islandctl.worker", "/work/runs/demo/east")
+    assert job.argv[-3:] == ("-m", "islandctl.worker", "/data/runs/demo/east")
     assert job.env["PYTHONPATH"] == "/code"
     assert job.env["OMP_NUM_THREADS"] == "1"
-    assert job.outcome == "/work/runs/demo/east/outcome.json"
+    assert job.outcome == "/data/runs/demo/east/outcome.json"
     assert job.mark == record.mark
 
 
