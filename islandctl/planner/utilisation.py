@@ -1,0 +1,109 @@
+"""Compute utilisation against bandwidth: the schedule of one step after another, played out over one link.
+
+The model is that of Streaming DiLoCo (Douillard et al. 2025, arXiv 2501.18512): equal layers, the forward pass takes a
+third of a step and the backward pass two thirds; a layer's reduction enters the link, one after another,
+as soon as its backward pass is done; a later forward pass of that layer waits for it. Latency is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from islandctl.config.model import Model
+
+WANTED = (0.5, 0.8, 0.9, 0.95, 0.99)
+"""Shares of the time that the source's table asks for."""
+
+
+class Method(Model):
+    """A way to keep far replicas together."""
+
+    name: str
+    window: int
+    """Steps in which every layer is reduced once; 1: data-parallel."""
+    fragments: int
+    """Parts of the model that are reduced one after another over the window."""
+    overlap: int
+    """Whole steps that a reduction may take beyond the step after it."""
+    bits: float
+    """On the link, a value."""
+
+
+def methods(layers: int, window: int, overlap: int = 1, few_bits: float = 4) -> tuple[Method, ...]:
+    """The published five. Fragments hold three layers each, or one where there are fewer than three."""
+    fragments = min(window, max(1, layers // 3))
+    return (
+        Method(name="data-parallel", window=1, fragments=1, overlap=0, bits=16),
+        Method(name="diloco", window=window, fragments=1, overlap=0, bits=16),
+        Method(name="streaming", window=window, fragments=fragments, overlap=0, bits=16),
+        Method(name="streaming-overlap", window=window, fragments=fragments, overlap=overlap, bits=16),
+        Method(name="streaming-overlap-4bit", window=window, fragments=fragments, overlap=overlap, bits=few_bits),
+    )
+
+
+def utilisation(method: Method, *, layers: int, parameters: float, step_s: float, bits_per_s: float) -> float:
+    """Share of the time in which the accelerators compute, in the steady state.
+
+    Args:
+        parameters: of the whole model, spread evenly over the layers.
+        step_s: seconds of a step that waits for nothing.
+        bits_per_s: of the link, in each direction.
+    """
+    layer_s = parameters / layers * method.bits / bits_per_s
+    due_layers = _layers_by_step(method, layers)
+    forward_s, backward_s = step_s / 3 / layers, 2 * step_s / 3 / layers
+    warm_up = _whole_windows(method, 4)
+    measured = _whole_windows(method, 8)
+    clock = link_free = begin = 0.0
+    awaited: dict[int, list[tuple[int, float]]] = {}
+    for step in range(warm_up + measured):
+        if step == warm_up:
+            begin = clock
+        waited = 0.0
+        for layer, ready in sorted(awaited.pop(step, ())):
+            waited = max(waited, ready - (clock + layer * forward_s))
+        clock += waited + step_s / 3
+        for layer in due_layers[step % method.window]:
+            link_free = max(link_free, clock + (layers - layer) * backward_s) + layer_s
+            awaited.setdefault(step + 1 + method.overlap, []).append((layer, link_free))
+        clock += 2 * step_s / 3
+    return measured * step_s / (clock - begin)
+
+
+def _whole_windows(method: Method, least_steps: int) -> int:
+    return method.window * math.ceil(least_steps / method.window)
+
+
+def _layers_by_step(method: Method, layers: int) -> list[list[int]]:
+    """For each step of a window the layers that are reduced after it, last layer first: layer l is in fragment
+    l mod P, and fragment p has its turn ⌊p·W/P⌋ steps into the window."""
+    turn: list[list[int]] = [[] for _ in range(method.window)]
+    for layer in reversed(range(layers)):
+        turn[layer % method.fragments * method.window // method.fragments].append(layer)
+    return turn
+
+
+def bandwidth_for(
+    wanted: float, method: Method, *, layers: int, parameters: float, step_s: float, precision: float = 1.01
+) -> float:
+    """The least bits per second at which ``utilisation`` reaches ``wanted``, within a factor of ``precision``."""
+    low, high = 1.0, 1.0
+    while _reached(high, wanted, method, layers, parameters, step_s) < wanted:
+        low, high = high, high * 16
+    while high / low > precision:
+        middle = math.sqrt(low * high)
+        if _reached(middle, wanted, method, layers, parameters, step_s) >= wanted:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _reached(rate: float, wanted: float, method: Method, layers: int, parameters: float, step_s: float) -> float:
+    return utilisation(method, layers=layers, parameters=parameters, step_s=step_s, bits_per_s=rate)
+
+
+def first_reaching(wanted: float, rates: Sequence[float], shares: Sequence[float]) -> float | None:
+    """The first of ``rates`` whose share is at least ``wanted``; None when none is."""
+    return next((rate for rate, share in zip(rates, shares, strict=True) if share >= wanted), None)
