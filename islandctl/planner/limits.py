@@ -13,6 +13,8 @@ def not_yet(plan: Plan) -> list[Finding]:
     findings = []
     if exchange.mode == "butterfly":
         findings.append(_finding("exchange.mode: butterfly", "two-site and none run"))
+    if plan.recipe.training.recompute != "none":
+        findings.append(_finding(f"training.recompute: {plan.recipe.training.recompute}", "leave it out"))
     if exchange.apply == "blend":
         findings.append(_finding("exchange.apply: blend", "set exchange.apply: carry"))
     if exchange.when == "arrival":

@@ -1,8 +1,8 @@
 """Compute utilisation against bandwidth: the schedule of one step after another, played out over one link.
 
-The model is that of Streaming DiLoCo (Douillard et al. 2025, arXiv 2501.18512): equal layers, the forward pass takes a
-third of a step and the backward pass two thirds; a layer's reduction enters the link, one after another,
-as soon as its backward pass is done; a later forward pass of that layer waits for it. Latency is left out.
+The model is that of Streaming DiLoCo (Douillard et al. 2025, arXiv 2501.18512): equal layers, the forward pass takes
+a third of a step and the backward pass two thirds; a layer's reduction enters the link, one after another, as soon as
+its backward pass is done; a later forward pass of that layer waits for it. Latency is left out.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def utilisation(method: Method, *, layers: int, parameters: float, step_s: float
             link_free = max(link_free, clock + (layers - layer) * backward_s) + layer_s
             awaited.setdefault(step + 1 + method.overlap, []).append((layer, link_free))
         clock += 2 * step_s / 3
-    return measured * step_s / (clock - begin)
+    return min(1.0, measured * step_s / (clock - begin))
 
 
 def _whole_windows(method: Method, least_steps: int) -> int:
