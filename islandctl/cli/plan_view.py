@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -23,10 +25,12 @@ _LEGEND = "sent, fetched: a window; round: snapshot to result; link: share of ti
 _MARKS = {"fail": ("✗", "bold red"), "warn": ("!", "yellow"), "ok": ("✓", "green")}
 
 
-def show(plan: Plan, *, command: str) -> None:
-    """Print the plan, its findings, and the command that launches it."""
+def show(plan: Plan, *, command: str, settings: Sequence[str] = ()) -> None:
+    """Print the plan, its findings, and the command that launches it; ``settings``: what ``--set`` has changed."""
     console = wide_console()
     console.print(_title(plan))
+    if settings:
+        console.print(Text(f"with {', '.join(settings)}", style="bold"))
     console.print(_sites(plan))
     console.print(_cells(plan))
     console.print(Text(_LEGEND, style="dim"))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, get_args
 
 from islandctl.config.recipe import Exchange, Training
-from islandctl.config.units import memory_text, seconds_text
+from islandctl.config.units import bits_per_s_text, bytes_text, memory_text, seconds_text
 from islandctl.errors import IslandError
 from islandctl.planner.change import BOTH_WAYS, EVERY_SITE, Case
 from islandctl.planner.plan import Change, Constraint, Plan
@@ -80,13 +80,26 @@ def _first(
             best, high = new, middle
         else:
             low = middle + 1
-    before = case.now(path)
     yield Change(
         setting=f"{path}={values[high]}",
-        before="left out" if before is None else str(before),
+        before=_written(case.now(path)),
         after=str(values[high]),
         effect=_effect(best, binding),
     )
+
+
+def _written(value: Any) -> str:
+    """A present value as a person would write it."""
+    number, _, unit = str(value).partition(" ")
+    if value is None:
+        return "left out"
+    match unit:
+        case "bit/s":
+            return bits_per_s_text(float(number)).split(" (")[0]
+        case "B":
+            return bytes_text(float(number))
+        case _:
+            return str(value)
 
 
 def _effect(plan: Plan, binding: str) -> str:

@@ -44,6 +44,11 @@ class Case:
                     f"--set {path}: '{first}' is a key of profiles",
                     hint=f"write site.{path} for all sites, or {names[0]}.{path}",
                 )
+            if rest and first not in Recipe.model_fields:
+                raise UsageError(
+                    f"--set {path}: '{first}' is neither a site here ({_some(names)}) nor a section of the recipe",
+                    hint=_meant(path, [*names, EVERY_SITE, *Recipe.model_fields]),
+                )
             return Case(_with(self.recipe, path, value, f"--set {path}"), self.sites)
         sites = [
             _with(site, rest, value, f"--set {path}") if first in (EVERY_SITE, site.value.name) else site
@@ -88,11 +93,20 @@ def _with(loaded: Loaded[T], path: str, value: Any, words: str) -> Loaded[T]:
     try:
         return dataclasses.replace(loaded, value=kind.model_validate(data))
     except ValidationError as error:
-        fault = explain(error, kind)[0]
-        hint = "`islandctl schema recipe` and `islandctl schema site` list every key"
-        if kind is Recipe and (meant := nearest_word(keys[0], Recipe.model_fields)) and meant != keys[0]:
-            hint = f"did you mean {'.'.join([meant, *keys[1:]])}?"
-        raise UsageError(f"{words}={value}: {fault}", hint=hint) from error
+        word = "recipe" if kind is Recipe else "site"
+        raise UsageError(
+            f"{words}={value}: {explain(error, kind)[0]}", hint=f"`islandctl schema {word}` lists every key"
+        ) from error
+
+
+def _meant(path: str, words: Sequence[str]) -> str:
+    first, _, rest = path.partition(".")
+    meant = nearest_word(first, words)
+    return f"did you mean {meant}.{rest}?" if meant else "`islandctl schema recipe` lists the recipe's sections"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names if len(names) <= 4 else [*names[:3], "…"])
 
 
 def _look(data: Any, path: str) -> Any:

@@ -23,6 +23,7 @@ from islandctl.planner.limits import not_yet
 from islandctl.planner.parameters import parameters
 from islandctl.planner.plan import Finding, MethodRow, Plan, config_hash
 from islandctl.planner.proposals import layout_finding
+from islandctl.planner.sweep import Axis, Swept, sweep
 from islandctl.planner.totals import totals
 
 SHOWN = (0.8, 0.95, 0.99)
@@ -48,9 +49,13 @@ def make_plan(recipe: Loaded[Recipe], sites: Sequence[Loaded[SiteProfile]]) -> P
     )
 
 
-def bare_plan(case: Case) -> Plan:
-    """The plan without the table of methods and without advice: for planning many times."""
-    return _plan(case)[0]
+def sweep_plans(case: Case, axes: Sequence[Axis]) -> Swept:
+    """Plan at every point of one or two axes.
+
+    Raises:
+        UsageError: see ``sweep``.
+    """
+    return sweep(case, axes, _plan, method_shares)
 
 
 def _plan(case: Case) -> tuple[Plan, Setting]:
@@ -109,26 +114,37 @@ def _findings(plan: Plan, setting: Setting) -> list[Finding]:
     return [finding for finding in found if finding is not None]
 
 
-def method_rows(setting: Setting, plan: Plan, shown: Sequence[float] = SHOWN) -> tuple[MethodRow, ...]:
+def method_rows(setting: Setting, plan: Plan) -> tuple[MethodRow, ...]:
     """The published ways of keeping replicas together, for this model at the slowest cell's step and link."""
-    steps = [estimate.step.value for estimate in plan.estimates if estimate.step is not None]
-    if not steps or not setting.partners:
+    shares = method_shares(setting, plan)
+    if not shares:
         return ()
+    model = _as_published(plan)
+    return tuple(
+        MethodRow(
+            name=method.name,
+            computing=shares[method.name],
+            bandwidth={f"{wanted:g}": utilisation.bandwidth_for(wanted, method, model) for wanted in SHOWN},
+        )
+        for method in utilisation.methods(model.layers, plan.recipe.exchange.window)
+    )
+
+
+def method_shares(setting: Setting, plan: Plan) -> dict[str, float]:
+    """Each published method's compute utilisation at the slowest link. Empty where a step time is unknown."""
+    if not setting.partners or any(estimate.step is None for estimate in plan.estimates):
+        return {}
     rate = 8 * min(
         min(link.up_bytes_per_s, link.down_bytes_per_s / setting.partners) for link in setting.links.values()
     )
-    layers, size, step = plan.recipe.model.layers, float(plan.parameters_total), max(steps)
-    rows = []
-    for method in utilisation.methods(layers, plan.recipe.exchange.window):
-        values = {"layers": layers, "parameters": size, "step_s": step}
-        rows.append(
-            MethodRow(
-                name=method.name,
-                computing=utilisation.utilisation(method, **values, bits_per_s=rate),  # type: ignore[arg-type]
-                bandwidth={
-                    f"{wanted:g}": utilisation.bandwidth_for(wanted, method, **values)  # type: ignore[arg-type]
-                    for wanted in shown
-                },
-            )
-        )
-    return tuple(rows)
+    model = _as_published(plan)
+    return {
+        method.name: utilisation.utilisation(method, model, bits_per_s=rate)
+        for method in utilisation.methods(model.layers, plan.recipe.exchange.window)
+    }
+
+
+def _as_published(plan: Plan) -> utilisation.Job:
+    """The model as that simulation sees it: equal layers, and the slowest cell's step."""
+    step_s = max(estimate.step.value for estimate in plan.estimates if estimate.step is not None)
+    return utilisation.Job(layers=plan.recipe.model.layers, parameters=plan.parameters_total, step_s=step_s)

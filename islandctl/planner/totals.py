@@ -88,10 +88,13 @@ def _window_time(window: int, estimates: Sequence[CellEstimate]) -> Figure | Non
 
 
 def _duration(windows: float, window_s: Figure, lost: Figure) -> Figure:
+    def stretched(seconds: float, share: float) -> float:
+        return windows * seconds / max(1 - share, 1e-9)
+
     return Figure(
-        value=windows * window_s.value / (1 - lost.value),
-        low=windows * window_s.low / (1 - lost.low),
-        high=windows * window_s.high / (1 - lost.high),
+        value=stretched(window_s.value, lost.value),
+        low=stretched(window_s.low, lost.low),
+        high=stretched(window_s.high, lost.high),
         unit="s",
         formula=f"{windows:.6g} windows of {window_s.value:.3g} s, and {lost.value:.1%} for checkpoints and failures",
     )

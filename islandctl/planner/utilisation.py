@@ -30,6 +30,16 @@ class Method(Model):
     """On the link, a value."""
 
 
+class Job(Model):
+    """What is trained."""
+
+    layers: int
+    parameters: float
+    """Of the whole model, spread evenly over the layers."""
+    step_s: float
+    """Seconds of a step that waits for nothing."""
+
+
 def methods(layers: int, window: int, overlap: int = 1, few_bits: float = 4) -> tuple[Method, ...]:
     """The published five. Fragments hold three layers each, or one where there are fewer than three."""
     fragments = min(window, max(1, layers // 3))
@@ -42,15 +52,14 @@ def methods(layers: int, window: int, overlap: int = 1, few_bits: float = 4) -> 
     )
 
 
-def utilisation(method: Method, *, layers: int, parameters: float, step_s: float, bits_per_s: float) -> float:
+def utilisation(method: Method, job: Job, *, bits_per_s: float) -> float:
     """Share of the time in which the accelerators compute, in the steady state.
 
     Args:
-        parameters: of the whole model, spread evenly over the layers.
-        step_s: seconds of a step that waits for nothing.
         bits_per_s: of the link, in each direction.
     """
-    layer_s = parameters / layers * method.bits / bits_per_s
+    layers, step_s = job.layers, job.step_s
+    layer_s = job.parameters / layers * method.bits / bits_per_s
     due_layers = _layers_by_step(method, layers)
     forward_s, backward_s = step_s / 3 / layers, 2 * step_s / 3 / layers
     warm_up = _whole_windows(method, 4)
@@ -84,24 +93,24 @@ def _layers_by_step(method: Method, layers: int) -> list[list[int]]:
     return turn
 
 
-def bandwidth_for(
-    wanted: float, method: Method, *, layers: int, parameters: float, step_s: float, precision: float = 1.01
-) -> float:
-    """The least bits per second at which ``utilisation`` reaches ``wanted``, within a factor of ``precision``."""
-    low, high = 1.0, 1.0
-    while _reached(high, wanted, method, layers, parameters, step_s) < wanted:
-        low, high = high, high * 16
+def bandwidth_for(wanted: float, method: Method, job: Job, *, precision: float = 1.01) -> float:
+    """The least bits per second at which ``utilisation`` reaches ``wanted``, within a factor of ``precision``.
+
+    Args:
+        wanted: less than 1, which no finite link reaches where something is not overlapped.
+    """
+    low = high = job.parameters * method.bits / (method.window * job.step_s) / 4
+    while utilisation(method, job, bits_per_s=high) < wanted:
+        low, high = high, high * 4
+    while low > 1e-3 and utilisation(method, job, bits_per_s=low) >= wanted:
+        low, high = low / 4, low
     while high / low > precision:
         middle = math.sqrt(low * high)
-        if _reached(middle, wanted, method, layers, parameters, step_s) >= wanted:
+        if utilisation(method, job, bits_per_s=middle) >= wanted:
             high = middle
         else:
             low = middle
     return high
-
-
-def _reached(rate: float, wanted: float, method: Method, layers: int, parameters: float, step_s: float) -> float:
-    return utilisation(method, layers=layers, parameters=parameters, step_s=step_s, bits_per_s=rate)
 
 
 def first_reaching(wanted: float, rates: Sequence[float], shares: Sequence[float]) -> float | None:

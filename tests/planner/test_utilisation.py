@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from islandctl.planner.utilisation import WANTED, Method, bandwidth_for, first_reaching, methods, utilisation
+from islandctl.planner.utilisation import WANTED, Job, Method, bandwidth_for, first_reaching, methods, utilisation
 from tests.planner.published import GRID_GBIT, SHARES, notches, rows
 
 
@@ -15,16 +15,8 @@ def _published_notches() -> list[int]:
     for row in rows("wan_utilisation.csv"):
         layers = int(row["layers"])
         method = next(one for one in methods(layers, 100) if one.name == row["method"])
-        shares = [
-            utilisation(
-                method,
-                layers=layers,
-                parameters=float(row["parameters"]),
-                step_s=float(row["step_seconds"]),
-                bits_per_s=rate * 1e9,
-            )
-            for rate in GRID_GBIT
-        ]
+        job = Job(layers=layers, parameters=float(row["parameters"]), step_s=float(row["step_seconds"]))
+        shares = [utilisation(method, job, bits_per_s=rate * 1e9) for rate in GRID_GBIT]
         for column, wanted in SHARES.items():
             rate = first_reaching(wanted, GRID_GBIT, shares)
             assert rate is not None
@@ -44,7 +36,7 @@ def test_the_published_table() -> None:
 def test_data_parallel_on_a_slow_link_is_the_ratio_of_times() -> None:
     """1,000 values of 16 bits at 16 kbit/s take one second a step, of which nothing but the way back is hidden."""
     method = methods(10, 50)[0]
-    share = utilisation(method, layers=10, parameters=1e3, step_s=0.001, bits_per_s=16e3)
+    share = utilisation(method, Job(layers=10, parameters=1e3, step_s=0.001), bits_per_s=16e3)
     assert share == pytest.approx(0.001, rel=0.01)
 
 
@@ -52,9 +44,9 @@ def test_an_overlap_of_a_step_hides_what_a_step_carries() -> None:
     """A window of 4 steps, 4 fragments of one layer, each 0.9 steps on the link: all of it is hidden, or none."""
     hidden = Method(name="m", window=4, fragments=4, overlap=1, bits=1)
     bare = hidden.model_copy(update={"overlap": 0})
-    values = {"layers": 4, "parameters": 4.0, "step_s": 1.0, "bits_per_s": 1 / 0.9}
-    assert utilisation(hidden, **values) == 1.0
-    assert 0.5 < utilisation(bare, **values) < 0.75
+    job = Job(layers=4, parameters=4, step_s=1)
+    assert utilisation(hidden, job, bits_per_s=1 / 0.9) == 1.0
+    assert 0.5 < utilisation(bare, job, bits_per_s=1 / 0.9) < 0.75
 
 
 _methods = st.builds(
@@ -69,10 +61,8 @@ _methods = st.builds(
 
 @given(_methods, st.integers(8, 24), st.floats(1e3, 1e12), st.floats(1.1, 100))
 def test_a_faster_link_never_computes_less(method: Method, layers: int, rate: float, factor: float) -> None:
-    def share(rate: float) -> float:
-        return utilisation(method, layers=layers, parameters=1e9, step_s=0.5, bits_per_s=rate)
-
-    slow, fast = share(rate), share(rate * factor)
+    job = Job(layers=layers, parameters=1e9, step_s=0.5)
+    slow, fast = (utilisation(method, job, bits_per_s=one) for one in (rate, rate * factor))
     assert 0 < slow <= 1 + 1e-9
     assert slow <= fast * (1 + 1e-9)
 
@@ -80,7 +70,7 @@ def test_a_faster_link_never_computes_less(method: Method, layers: int, rate: fl
 @pytest.mark.parametrize("wanted", WANTED)
 def test_the_bandwidth_for_a_share_gives_that_share(wanted: float) -> None:
     for method in methods(24, 100):
-        values = {"layers": 24, "parameters": 1e9, "step_s": 0.1}
-        rate = bandwidth_for(wanted, method, **values)
-        assert utilisation(method, **values, bits_per_s=rate) >= wanted
-        assert utilisation(method, **values, bits_per_s=rate / 1.02) < wanted
+        job = Job(layers=24, parameters=1e9, step_s=0.1)
+        rate = bandwidth_for(wanted, method, job)
+        assert utilisation(method, job, bits_per_s=rate) >= wanted
+        assert utilisation(method, job, bits_per_s=rate / 1.02) < wanted
