@@ -6,8 +6,8 @@ from islandctl.config.model import Model
 from islandctl.config.recipe import Exchange, ModelRecipe
 from islandctl.planner.parameters import parameters
 
-WHOLE_BITS = {"int8": (8, 256), "int4": (4, 128)}
-"""Bits a value, and values per bf16 scale, of the codecs of whole numbers."""
+SCALE_BLOCK = 256
+"""Values per bf16 scale of the int8 codec."""
 CODEC_HEADER_BYTES = 16
 """In front of every chunk's values."""
 PACKET_OVERHEAD_BYTES = 1024
@@ -59,13 +59,14 @@ def _size(index: int, small: int, large: int, exchange: Exchange) -> FragmentSiz
 
 
 def _region(values: int, chunk: int, codec: str) -> int:
-    """Bytes of ``values`` cut into chunks: fp32 4, bf16 2; int8 1, int4 a half (whole bytes in every chunk), and a
-    scale of 2 bytes per started block."""
-    if codec in ("fp32", "bf16"):
-        return values * (4 if codec == "fp32" else 2)
-    if codec not in WHOLE_BITS:
-        raise ValueError(f"no size known for codec {codec}")
-    bits, block = WHOLE_BITS[codec]
-    full, rest = divmod(values, chunk)
-    packed = full * -(-chunk * bits // 8) - (-rest * bits // 8)
-    return packed + 2 * (full * -(-chunk // block) - (-rest // block))
+    """Bytes of ``values`` cut into chunks: fp32 4, bf16 2, int8 1 and a scale of 2 bytes per started block."""
+    match codec:
+        case "fp32":
+            return 4 * values
+        case "bf16":
+            return 2 * values
+        case "int8":
+            full, rest = divmod(values, chunk)
+            return values + 2 * (full * -(-chunk // SCALE_BLOCK) - (-rest // SCALE_BLOCK))
+        case _:
+            raise ValueError(f"no size known for codec {codec}")

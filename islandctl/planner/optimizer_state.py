@@ -22,12 +22,12 @@ def state_bytes(model: ModelRecipe, kind: str) -> int:
 
     ========  ======================================================================================
     adamw     8 a parameter
-    muon      4 a parameter of a matrix between layers; AdamW for the others
+    muon      4 a parameter
     shampoo   8 a parameter, and for every block of r × c: two factors and two roots, 8·(r² + c²)
     soap      8 a parameter, and for every tensor: a factor and a basis for each side s, 8·Σ s²
     ========  ======================================================================================
 
-    Norms, routers and the embedding are AdamW's in all of them; the head is, too, in Muon.
+    Norms, routers, the embedding and the head are AdamW's in all of them.
 
     Raises:
         ValueError: an optimizer that is not known.
@@ -39,11 +39,10 @@ def state_bytes(model: ModelRecipe, kind: str) -> int:
 
 def _tensor_bytes(tensor: Tensor, kind: str) -> int:
     values = math.prod(tensor.shape)
-    plain = tensor.kind in ("embedding", "norm", "router")
-    if kind == "adamw" or plain:
+    if kind == "adamw" or tensor.kind in ("embedding", "norm", "router", "head"):
         return ADAMW_BYTES * values
     if kind == "muon":
-        return (ADAMW_BYTES if tensor.kind == "head" else MOMENTUM_BYTES) * values
+        return MOMENTUM_BYTES * values
     if kind == "soap":
         return ADAMW_BYTES * values + 8 * sum(side**2 for side in tensor.shape if side <= SOAP_LARGEST)
     *stacked, rows, columns = tensor.shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -9,8 +10,19 @@ import torch
 
 from islandctl.exchange.fragments import fragment_map
 from islandctl.planner.fragments import fragment_sizes
-from islandctl.planner.parameters import parameters
+from islandctl.planner.parameters import parameters, tensors
 from islandctl.worker.model import Decoder
+
+
+@pytest.mark.parametrize("name", ["demo", "butterfly-8", "case-study-32b"])
+def test_every_tensor_is_counted(name: str, shipped: Any) -> None:
+    model = shipped(name)[0].value.model
+    with torch.device("meta"):
+        built = Counter(tuple(value.shape) for value in Decoder(model).parameters())
+    planned: Counter[tuple[int, ...]] = Counter()
+    for tensor in tensors(model):
+        planned[tensor.shape] += tensor.number
+    assert planned == built
 
 
 @pytest.mark.parametrize("name", ["demo", "butterfly-8", "case-study-32b"])

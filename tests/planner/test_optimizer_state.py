@@ -22,23 +22,22 @@ def test_muon_keeps_one_moment_of_matrices() -> None:
 
 
 def test_shampoo_keeps_factors_and_roots_of_blocks() -> None:
-    """1536 is cut into 1024 and 512; 1000 and the head's 8 stay whole."""
+    """1536 is cut into 1024 and 512; 1000 stays whole."""
     square = 8 * (2 * (1024**2 + 512**2)) * 2
     expert = 8 * ((1024**2 + 512**2) + 2 * 1000**2)
-    head = 8 * (2 * 8**2 + 1024**2 + 512**2)
-    assert state_bytes(MODEL, "shampoo") == state_bytes(MODEL, "adamw") + 4 * square + 12 * expert + head
+    assert state_bytes(MODEL, "shampoo") == state_bytes(MODEL, "adamw") + 4 * square + 12 * expert
 
 
 def test_soap_keeps_a_factor_and_a_basis_a_side() -> None:
-    attention, head = 4 * 8 * 2 * 1536**2, 8 * (8**2 + 1536**2)
+    attention = 4 * 8 * 2 * 1536**2
     experts = 3 * 8 * (4**2 + 1536**2 + 1000**2)
-    assert state_bytes(MODEL, "soap") == state_bytes(MODEL, "adamw") + attention + head + experts
+    assert state_bytes(MODEL, "soap") == state_bytes(MODEL, "adamw") + attention + experts
 
 
 def test_sides_beyond_its_limit_have_no_factor_in_soap() -> None:
-    wide = MODEL.model_copy(update={"vocabulary": 20_000})
-    plain = state_bytes(wide, "soap") - state_bytes(wide, "adamw")
-    assert plain == state_bytes(MODEL, "soap") - state_bytes(MODEL, "adamw") - 8 * 8**2
+    wide = MODEL.model_copy(update={"hidden": 20_000})
+    more = state_bytes(wide, "soap") - state_bytes(wide, "adamw")
+    assert more == state_bytes(MODEL, "soap") - state_bytes(MODEL, "adamw") - 3 * 8 * 1000**2
 
 
 def test_an_unknown_optimizer_is_refused() -> None:
