@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, get_args
 
@@ -186,13 +187,10 @@ def _others(section: Any, key: str, present: str) -> list[str]:
     return known[known.index(present) + 1 :]
 
 
-def _smaller_batches(plan: Plan) -> list[int]:
+def _smaller_batches(plan: Plan) -> Sequence[int]:
     """Batches that every cell's ranks can share, falling."""
-    ranks = max(cell.num_ranks for cell in plan.cells)
-    batch = plan.recipe.training.batch
-    return [
-        size for size in range(batch - ranks, 0, -ranks) if all(size % cell.num_ranks == 0 for cell in plan.cells)
-    ]
+    shared = math.lcm(*(cell.num_ranks for cell in plan.cells))
+    return range(plan.recipe.training.batch - shared, 0, -shared)
 
 
 def _more_accelerators(plan: Plan, site: str) -> list[int]:

@@ -8,7 +8,7 @@ its backward pass is done; a later forward pass of that layer waits for it. Late
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from islandctl.config.model import Model
 
@@ -63,34 +63,46 @@ def utilisation(method: Method, job: Job, *, bits_per_s: float) -> float:
     due_layers = _layers_by_step(method, layers)
     forward_s, backward_s = step_s / 3 / layers, 2 * step_s / 3 / layers
     warm_up = _whole_windows(method, 4)
-    measured = _whole_windows(method, 8)
+    end = warm_up + _whole_windows(method, 8)
     clock = link_free = begin = 0.0
     awaited: dict[int, list[tuple[int, float]]] = {}
-    for step in range(warm_up + measured):
+    now = 0
+    for step in _eventful_steps(method, due_layers, warm_up, end):
+        clock += (step - now) * step_s
+        now = step
         if step == warm_up:
             begin = clock
+        if step == end:
+            break
         waited = 0.0
         for layer, ready in sorted(awaited.pop(step, ())):
             waited = max(waited, ready - (clock + layer * forward_s))
-        clock += waited + step_s / 3
-        for layer in due_layers[step % method.window]:
-            link_free = max(link_free, clock + (layers - layer) * backward_s) + layer_s
+        clock += waited
+        backward = clock + step_s / 3
+        for layer in due_layers.get(step % method.window, ()):
+            link_free = max(link_free, backward + (layers - layer) * backward_s) + layer_s
             awaited.setdefault(step + 1 + method.overlap, []).append((layer, link_free))
-        clock += 2 * step_s / 3
-    return min(1.0, measured * step_s / (clock - begin))
+    return min(1.0, (end - warm_up) * step_s / (clock - begin))
 
 
 def _whole_windows(method: Method, least_steps: int) -> int:
     return method.window * math.ceil(least_steps / method.window)
 
 
-def _layers_by_step(method: Method, layers: int) -> list[list[int]]:
-    """For each step of a window the layers that are reduced after it, last layer first: layer l is in fragment
+def _layers_by_step(method: Method, layers: int) -> dict[int, list[int]]:
+    """For a step of the window the layers that are reduced after it, last layer first: layer l is in fragment
     l mod P, and fragment p has its turn ⌊p·W/P⌋ steps into the window."""
-    turn: list[list[int]] = [[] for _ in range(method.window)]
+    turn: dict[int, list[int]] = {}
     for layer in reversed(range(layers)):
-        turn[layer % method.fragments * method.window // method.fragments].append(layer)
+        turn.setdefault(layer % method.fragments * method.window // method.fragments, []).append(layer)
     return turn
+
+
+def _eventful_steps(method: Method, due: Mapping[int, object], warm_up: int, end: int) -> list[int]:
+    """Steps in which something is sent or awaited; between them nothing happens, however long a window is."""
+    starts = range(0, end, method.window)
+    steps = {start + offset + later for start in starts for offset in due for later in (0, 1 + method.overlap)}
+    return sorted(step for step in {*steps, warm_up, end} if step <= end)
 
 
 def bandwidth_for(wanted: float, method: Method, job: Job, *, precision: float = 1.01) -> float:

@@ -73,7 +73,7 @@ def small(recipe: Any, site: Any) -> list[Any]:
     return [recipe(), site("a"), site("b")]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 @given(data=st.data())
 def test_any_corner_can_be_planned_or_is_refused_in_words(data: st.DataObject, small: Any) -> None:
     case = Case(small[0], small[1:])

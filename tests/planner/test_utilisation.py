@@ -74,3 +74,10 @@ def test_the_bandwidth_for_a_share_gives_that_share(wanted: float) -> None:
         rate = bandwidth_for(wanted, method, job)
         assert utilisation(method, job, bits_per_s=rate) >= wanted
         assert utilisation(method, job, bits_per_s=rate / 1.02) < wanted
+
+
+def test_a_window_of_a_billion_steps_costs_no_more_to_play_than_a_short_one() -> None:
+    """Steps in which nothing happens are skipped: this took the machine's memory once."""
+    for method in methods(24, 10**9):
+        share = utilisation(method, Job(layers=24, parameters=1e9, step_s=0.1), bits_per_s=1e10)
+        assert share > 0.99 or method.window == 1
