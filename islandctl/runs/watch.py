@@ -233,7 +233,8 @@ def _overall(
     states = {cell.state for cell in cells}
     resume = f"islandctl resume {record.run}"
     if record.phase == "failed":
-        return "failed", record.reason, "mend the cause, then launch again under another name (--run)"
+        free = "" if record.gives_way else f"; islandctl remove {record.run} frees its name"
+        return "failed", record.reason, f"mend the cause, then launch again{free}"
     if record.phase == "launching":
         if facts.launcher_alive:
             return "launching", record.reason, ""
