@@ -15,7 +15,7 @@ from islandctl.runs import record as records
 from islandctl.runs.files import only_one
 from islandctl.runs.reach import Reach, Say, demand, each
 from islandctl.runs.record import CellRecord, NodeRecord, RunRecord
-from islandctl.runs.search import Found, everywhere, mark_in_files, places, search
+from islandctl.runs.search import HERE, Found, everywhere, mark_in_files, places, search
 
 
 class Removal(Model):
@@ -56,12 +56,14 @@ def remove(run: str, say: Say, *, checkpoints: bool, forget: bool) -> Removal:
         record, mark = _what_is_known(run)
         report = Removal(run=run)
         if mark:
-            plan = records.load_plan(run)
+            plan, trouble = _plan(run, forget)
             with Reach(plan, run, say) as reach:
-                where = places(record, plan) if record else everywhere(plan)
+                where = [HERE] if plan is None else places(record, plan) if record else everywhere(plan)
                 found = search(run, mark, where, reach, end=False)
                 _check_ended(found, mark, forget)
-                report = _remove_far(record, mark, plan, reach, found, checkpoints)
+                report = Removal(run=run, unknown=(trouble,))
+                if plan is not None:
+                    report = _remove_far(record, mark, plan, reach, found, checkpoints)
         # first out of sight: a folder that is half gone is no run
         doomed = folder.root.with_name(f".{run}.{secrets.token_hex(4)}")
         folder.root.rename(doomed)
@@ -76,6 +78,20 @@ def _what_is_known(run: str) -> tuple[RunRecord | None, str]:
     except UsageError:
         return None, mark_in_files(run)
     return record, "" if record.gives_way else record.mark
+
+
+def _plan(run: str, forget: bool) -> tuple[Plan | None, str]:
+    """The plan, which knows the hosts; None and what is wrong with it, where the run is to be forgotten all the same.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    try:
+        return records.load_plan(run), ""
+    except UsageError as error:
+        if forget:
+            return None, f"all hosts but this machine, since {error.message}"
+        raise UsageError(error.message, hint=f"{error.hint}; or islandctl remove {run} --forget") from error
 
 
 def _check_ended(found: Found, mark: str, forget: bool) -> None:

@@ -196,3 +196,14 @@ def test_a_folder_without_a_record_can_be_removed() -> None:
         stop_unreadable("demo", caught.value, lambda _: None)
     removed()
     assert records.names() == []
+
+
+def test_a_run_whose_plan_is_lost_can_only_be_forgotten(tmp_path: Path) -> None:
+    run_of(tmp_path, {"east": "stopped", "west": "stopped"})
+    RunFolder.of("demo").plan.unlink()
+    with pytest.raises(UsageError, match="the run's plan is missing") as caught:
+        removed()
+    assert caught.value.hint.endswith("islandctl remove demo --forget")
+    (unknown,) = removed(forget=True).unknown
+    assert "all hosts but this machine" in unknown
+    assert records.names() == []
