@@ -119,28 +119,32 @@ def _remove_far(
     if record is None:  # it alone knows where they lie
         kept = tuple(f"{site.name}: {site.work_dir}/runs/{mark}" for site in plan.sites)
         return Removal(run=found.run, kept=kept, unknown=told)
-    removed: list[str] = []
-    kept_there: list[str] = []
 
-    def clear(cell: CellRecord) -> None:
+    def clear(cell: CellRecord) -> tuple[list[str], list[str]]:
+        gone, stays = [], []
         for node in cell.nodes:  # one after another: they may share their storage
             place = f"{node.label}: {node.cell_folder}"
             if node.host and node.label not in found.hosts:
-                kept_there.append(place)
+                stays.append(place)
                 continue
             if _clear_node(node, reach, checkpoints):
-                removed.append(place)
-            held = nodes.list_checkpoints(reach.host(node.site, node.host), node.cell_folder)
-            if held:
-                kept_there.append(f"{node.label}: {CellFolder(PurePosixPath(node.cell_folder)).checkpoints}")
+                gone.append(place)
+            if nodes.list_checkpoints(reach.host(node.site, node.host), node.cell_folder):
+                stays.append(f"{node.label}: {CellFolder(PurePosixPath(node.cell_folder)).checkpoints}")
+        return gone, stays
 
-    demand(each(record.cells if record.reached_workers else (), clear), "removing the cells' files")
+    cells = record.cells if record.reached_workers else ()
+    cleared = demand(each(cells, clear), "removing the cells' files")
+    removed = [place for gone, _ in cleared for place in gone]
+    stay = [place for _, stays in cleared for place in stays]
     if record.relay and record.relay.host:
-        data = PurePosixPath(record.relay.folder).parent
-        host = reach.beside(record.relay.host)
-        if host.label in found.hosts and nodes.remove(host, data.parents[2], data, emptied=True):
-            removed.append(f"{host.label}: {data}")
-    return Removal(run=record.run, removed=tuple(removed), kept=tuple(kept_there), unknown=told)
+        name, data = record.relay.host, PurePosixPath(record.relay.folder).parent
+        label = f"{reach.profile_beside(name).name}/{name}"
+        if label not in found.hosts:
+            stay.append(f"{label}: {data}")
+        elif nodes.remove(reach.beside(name), data.parents[2], data, emptied=True):
+            removed.append(f"{label}: {data}")
+    return Removal(run=record.run, removed=tuple(removed), kept=tuple(stay), unknown=told)
 
 
 def _clear_node(node: NodeRecord, reach: Reach, checkpoints: bool) -> bool:

@@ -155,15 +155,17 @@ def test_a_host_that_does_not_answer_keeps_the_record_until_it_is_forgotten() ->
     plan = far_plan().model_dump(mode="json")
     plan = json.loads(json.dumps(plan).replace('"east-1"', '"east.invalid"').replace('"west-1"', '"west.invalid"'))
     RunFolder.of("demo").plan.write_text(json.dumps(plan))
-    records.change(made, phase="stopping", cells=cells, relay_url="https://127.0.0.1:1")
-    with pytest.raises(UnreachableError, match="nothing proves that demo has ended everywhere: east/") as caught:
+    relay = lost.relay and lost.relay.model_copy(update={"host": "hub.invalid", "folder": "/w/runs/m/relay/node-0"})
+    records.change(made, phase="stopping", cells=cells, relay=relay, relay_url="https://127.0.0.1:1")
+    with pytest.raises(UnreachableError, match="nothing proves that demo has ended everywhere: ") as caught:
         removed()
     assert f"islandctl remove demo --forget, and see there that no process has ISLANDCTL_RUN={made.mark}" in str(
         caught.value.hint
     )
     assert caught.value.message.count("east/east.invalid: ") == 1
     report = removed(forget=True)
-    assert [line.partition(": ")[0] for line in report.lines] == ["not proven"] * 2 + ["removed"] + ["kept"] * 2
+    assert [line.partition(": ")[0] for line in report.lines] == ["not proven"] * 3 + ["removed"] + ["kept"] * 3
+    assert report.kept[-1] == "relay/hub.invalid: /w/runs/m/relay"
     assert "demo" not in records.names()
 
 
