@@ -45,15 +45,14 @@ def follow(watcher: Watcher, *, quiet: bool = False, then_ended: bool = True) ->
     try:
         return _live(look) if output.lively(sys.stdout) and not quiet else _plain(look, quiet)
     except KeyboardInterrupt:
-        output.message(f"detached; the run goes on; islandctl status {watcher.run}")
-        raise typer.Exit(130) from None
+        raise _detached(watcher.run) from None
 
 
 def json_lines(watcher: Watcher) -> RunStatus:
     """Print one JSON object a line for every look, until the run ends; gives its last status.
 
     Raises:
-        typer.Exit: 130 when the person ends it with Ctrl-C; the run goes on.
+        typer.Exit: 130 when the person detaches with Ctrl-C; the run goes on.
     """
     try:
         while True:
@@ -63,7 +62,12 @@ def json_lines(watcher: Watcher) -> RunStatus:
                 return status
             time.sleep(PAUSE_S)
     except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+        raise _detached(watcher.run) from None
+
+
+def _detached(run: str) -> typer.Exit:
+    output.message(f"detached; the run goes on; islandctl status {run}")
+    return typer.Exit(130)
 
 
 def end(watcher: Watcher, status: RunStatus) -> int:

@@ -72,8 +72,8 @@ def _heartbeat(
     if told is None or seen is None:
         return filed, None, "none" if filed is None else "files"
     if filed is not None and not told_by_relay(relay, cell, attempt):
-        own = {"state", "life", "message", "tokens_per_s", "held_out_hash"}
-        told = filed.model_copy(update={key: getattr(told, key) for key in own})
+        own = {"state": told.state, "life": told.life, "message": told.message or filed.message}
+        told = filed.model_copy(update={**own, "tokens_per_s": told.tokens_per_s})
     return told, seen.age_s, "relay"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,6 +76,12 @@ def test_the_bar_shows_how_far_the_slowest_cell_is() -> None:
     bar = text(view(step=25, steps=100)).splitlines()[1]
     assert bar.count("━") * 3 == bar.count("─")
     assert text(view(step=None)).splitlines()[1].count("━") == 0
+
+
+def test_the_next_command_can_be_typed_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", [str(tmp_path / "bin" / "islandctl")])
+    monkeypatch.chdir(tmp_path)
+    assert "next        bin/islandctl resume demo\n" in text(view(state="failed", hint="islandctl resume demo"))
 
 
 def test_events_and_foot_come_last() -> None:
