@@ -139,9 +139,12 @@ def _launching(record: RunRecord, facts: Facts, cells: Sequence[CellView]) -> tu
         return "launching", record.reason, ""
     what, clear = ("launch" if record.attempt == 1 else "resume"), f"islandctl stop {record.run}"
     gone = f"the {what} was cut short: the process that was at it is gone"
-    if any(node.state in _LIVE for cell in cells for node in cell.nodes):
+    nodes = [node for cell in cells for node in cell.nodes]
+    if any(node.state in _LIVE for node in nodes) or any(cell.state in _TRAINING for cell in cells):
         mend = f"{clear} ends them; islandctl resume {record.run} then goes on"
         return "degraded", f"{gone}; workers run all the same", mend
+    if silent := next((node.label for node in nodes if node.state == "unreachable"), ""):
+        return "unknown", f"{gone}; what runs on {silent} is not known", "check the network, then ask again"
     if record.attempt > 1:
         return "failed", gone, f"islandctl resume {record.run} begins it again"
     return "failed", gone, f"{clear} clears up what it started; then launch again under another name (--run)"

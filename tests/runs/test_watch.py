@@ -172,6 +172,10 @@ def test_a_launch_that_was_cut_short_is_not_launching_for_ever() -> None:
     assert view.hint.startswith("islandctl stop demo clears up what it started")
     again = look(cut, make.record(phase="launching", attempt=2))
     assert (again.state, again.hint) == ("failed", "islandctl resume demo begins it again")
+    unknown = look(
+        cut.model_copy(update={"nodes": (make.node(0), make.node(1, absent))}), make.record(phase="launching")
+    )
+    assert (unknown.state, "what runs on east/local is not known" in unknown.detail) == ("unknown", True)
     some = look(make.facts(launcher_alive=False), make.record(phase="launching"))
     assert (some.state, some.cells[0].state) == ("degraded", "training")
     assert some.detail.endswith("is gone; workers run all the same")
