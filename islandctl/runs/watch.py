@@ -148,7 +148,8 @@ def _launching(record: RunRecord, facts: Facts, cells: Sequence[CellView]) -> tu
         return "unknown", f"{gone}; what runs on {silent} is not known", "check the network, then ask again"
     if record.attempt > 1:
         return "failed", gone, f"islandctl resume {record.run} begins it again"
-    return "failed", gone, f"{clear} clears up what it started; then launch again under another name (--run)"
+    free = f"islandctl remove {record.run} frees the name"
+    return "failed", gone, f"{clear} clears up what it started; {free}"
 
 
 def _ended(record: RunRecord, facts: Facts, cells: Sequence[CellView]) -> tuple[RunState, str, str] | None:
