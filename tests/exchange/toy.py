@@ -215,15 +215,19 @@ class Cell:
         parameters: Mapping[str, Tensor] | None = None,
         group: ProcessGroup | None = None,
         num_cells: int = 2,
+        model: Callable[[], Mapping[str, Tensor]] = toy_parameters,
+        train: Callable[[Mapping[str, Tensor], int, int], None] = train,
     ) -> None:
         self.relay = relay
+        self.model = model
+        self.train = train
         self.cell = cell
         self.settings = settings or toy_settings()
         self.steps = steps
         self.num_cells = num_cells
         self.journal = journal or MemoryJournal()
         self.transport: Any = transport or MemoryTransport(relay)
-        self.parameters = parameters if parameters is not None else toy_parameters()
+        self.parameters = parameters if parameters is not None else model()
         self.now = 0
         self.island = Island(
             self.parameters,
@@ -243,7 +247,7 @@ class Cell:
 
     def advance(self, until: int) -> Cell:
         while self.now < until:
-            train(self.parameters, self.cell, self.now + 1)
+            self.train(self.parameters, self.cell, self.now + 1)
             self.now = self.island.step(tokens=100 + self.cell)
         return self
 
@@ -277,6 +281,8 @@ class Cell:
             journal=self.journal,
             transport=transport,
             num_cells=self.num_cells,
+            model=self.model,
+            train=self.train,
         )
         if saved is not None:
             again.restore(saved)
