@@ -82,6 +82,11 @@ def as_json(value: BaseModel | Any) -> None:
     print(json.dumps(_finite(plain), indent=2, ensure_ascii=False, allow_nan=False))
 
 
+def as_json_line(value: BaseModel) -> None:
+    """One JSON document on one line, to stdout at once."""
+    print(json.dumps(_finite(value.model_dump(mode="json")), ensure_ascii=False, allow_nan=False), flush=True)
+
+
 def _finite(value: Any) -> Any:
     """JSON has no word for an infinite loss or one that is no number: null."""
     if isinstance(value, dict):

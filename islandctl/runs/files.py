@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,3 +69,24 @@ def only_one(lock: Path, what: str) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def holder(lock: Path) -> str:
+    """Who holds the lock of :func:`only_one`, as written into it; empty: nobody. The lock itself is not touched."""
+    try:
+        told = lock.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+    process = re.search(r"\(process (\d+)\)$", told)
+    return told if process and has_open(int(process[1]), lock) else ""
+
+
+def has_open(pid: int, path: Path) -> bool:
+    """Does the process live with this file open? One that is dead but not yet reaped has none."""
+    wanted = os.path.realpath(path)
+    with contextlib.suppress(OSError):
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):  # closed between the two looks
+                if os.readlink(f"/proc/{pid}/fd/{number}") == wanted:
+                    return True
+    return False

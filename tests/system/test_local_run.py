@@ -39,6 +39,8 @@ def test_a_run_from_launch_to_end(machine: Machine) -> None:
     assert east[-1][1] < east[0][1] - 1.0
     assert east[-1] == west[-1]
     assert status["joint_checkpoint"]["step"] == 60
+    looks = machine.islandctl("status", "whole", "--watch", "--json").stdout.splitlines()
+    assert [json.loads(look)["state"] for look in looks] == ["finished"]
 
     stopped = machine.islandctl("stop", "whole", "--json")
     assert stopped.returncode == 0, stopped.stdout
