@@ -162,7 +162,7 @@ class Due:
         )
 
     def _patient(self, flight: Flight) -> bool:
-        """While the relay answers, its late policy decides how long a round stays open; without it, a time of its own.
+        """While the relay answers, its late policy decides how long a round is open; else ``late.relay_away``.
 
         Once the run stops the deadline does: cells that are further may have ended already, and would be waited for
         in vain.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from islandctl.config.recipe import Outer
+from islandctl.config.recipe import Late, Outer
 from islandctl.errors import CheckpointError, ConfigError, DivergenceError, ExchangeError
 from islandctl.exchange import courier, follower
 from islandctl.exchange.island import Hurried
@@ -227,8 +227,12 @@ def test_killed_at_every_phase_gives_the_same_bits(
         assert relay.packets == undisturbed.packets
 
 
-def test_without_the_relay_training_goes_on_and_is_repeated_exactly(relay: MemoryRelay, start: Start) -> None:
-    one, two = start(relay, 0, steps=40), start(relay, 1, steps=40)
+@pytest.mark.parametrize("late", [Late(deadline="1500 ms"), Late(deadline="10 min", relay_away="1200 ms")])
+def test_without_the_relay_training_goes_on_and_is_repeated_exactly(
+    relay: MemoryRelay, start: Start, late: Late
+) -> None:
+    settings = toy_settings(late=late)
+    one, two = start(relay, 0, settings, steps=40), start(relay, 1, settings, steps=40)
 
     def other() -> Cell:
         return two.finish()
@@ -240,8 +244,9 @@ def test_without_the_relay_training_goes_on_and_is_repeated_exactly(relay: Memor
         one.transport.away = True
         one.advance(13)  # past the apply step 11 of (fragment 0, window 1)
         assert one.island.versions() == (1, 1)
+        assert one.silences == [10]
         one.transport.away = False
-        wait_for(lambda: relay.committed(0, 1))
+        wait_for(lambda: relay.committed(0, 1) and one.island._follower.in_touch)
         while one.island.metrics()["rounds_late"] == 0:
             one.advance(one.now + 1)
         one.advance(one.now + 3)

@@ -229,6 +229,8 @@ class Cell:
         self.transport: Any = transport or MemoryTransport(relay)
         self.parameters = parameters if parameters is not None else model()
         self.now = 0
+        self.silences: list[int] = []
+        """The last step done before each wait in which the relay did not answer."""
         self.island = Island(
             self.parameters,
             settings=self.settings,
@@ -243,6 +245,7 @@ class Cell:
             transport=self.transport,
             journal=self.journal,
             deadline_grace_s=0.1,
+            on_silence=lambda: self.silences.append(self.now),
         )
 
     def advance(self, until: int) -> Cell:
