@@ -32,9 +32,11 @@ def write_whole(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
+        if isinstance(error, OSError):
+            error.filename = str(path)  # a write does not name its file by itself
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
@@ -51,10 +53,12 @@ def only_one(lock: Path, what: str) -> Iterator[None]:
         what: the holder, for the message that the next one gets, for example ``islandctl stop demo``.
 
     Raises:
-        UsageError: another process holds it.
+        UsageError: another process holds it, or its folder is not there.
     """
-    make_folder(lock.parent)
-    handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError as error:  # its folder is not made here: a run that was removed stays removed
+        raise UsageError(f"there is no run called {lock.parent.name}", hint="islandctl runs lists them") from error
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -122,7 +122,8 @@ def _overall(
     """State, one line why, and what to type next."""
     resume = f"islandctl resume {record.run}"
     if record.phase == "failed":
-        return "failed", record.reason, "mend the cause, then launch again under another name (--run)"
+        free = "" if record.gives_way else f"; islandctl remove {record.run} frees its name"
+        return "failed", record.reason, f"mend the cause, then launch again{free}"
     if record.phase == "launching":
         return _launching(record, facts, cells)
     if facts.relay is not None and facts.relay.halted:
