@@ -23,6 +23,7 @@ def heartbeat_from(content: bytes, *, cell: int, attempt: int, steps: int, begin
     last: dict[str, dict[str, Any]] = {}
     trained: dict[int, dict[str, Any]] = {}
     evaluations: dict[int, float] = {}
+    newest = ""
     for line in content.split(b"\n"):
         entry = _entry(line)
         if entry is None or entry["attempt"] > attempt:
@@ -34,7 +35,8 @@ def heartbeat_from(content: bytes, *, cell: int, attempt: int, steps: int, begin
         if entry["attempt"] == attempt:
             if entry["kind"] == "start":  # a life of the workers begins: what the one before said last is over
                 last.clear()
-            last[entry["kind"]] = entry
+            newest = entry["kind"]
+            last[newest] = entry
     if not last and not trained and not evaluations:
         return None
     # a worker that ends before it is restored tells 0
@@ -42,20 +44,25 @@ def heartbeat_from(content: bytes, *, cell: int, attempt: int, steps: int, begin
     train, exchange = last.get("train", {}), last.get("exchange", {})
     known = train or trained.get(step, {})
     ended, saved = last.get("end", {}).get("outcome"), last.get("checkpoint", {})
+    state: Any = ended if ended in ("finished", "stopped", "failed") else "training" if train else "starting"
+    message = f"no checkpoint at step {saved['step']}: {saved['error']}" if saved.get("error") else ""
+    waits = newest == "waiting"
+    if waits:
+        state, message = "waiting", f"waits: {last[newest].get('reason', '')}"
     return Heartbeat(
         attempt=attempt,
         cell=cell,
-        state=ended if ended in ("finished", "stopped", "failed") else "training" if train else "starting",
+        state=state,
         step=step,
         steps=steps,
         tokens=int(known.get("tokens", 0)),
-        tokens_per_s=float(train.get("tokens_per_s") or 0.0),
+        tokens_per_s=0.0 if waits else float(train.get("tokens_per_s") or 0.0),
         loss=known.get("loss"),
         bits_per_byte=tuple(sorted((s, b) for s, b in evaluations.items() if s <= step))[-MAX_EVALUATIONS:],
         rounds_applied=int(exchange.get("rounds_applied", 0)),
         rounds_skipped=int(exchange.get("rounds_skipped", 0)),
         rounds_late=int(exchange.get("rounds_late", 0)),
-        message=f"no checkpoint at step {saved['step']}: {saved['error']}" if saved.get("error") else "",
+        message=message,
         life=str(last.get("start", {}).get("life", "")),
     )
 

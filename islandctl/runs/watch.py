@@ -186,7 +186,9 @@ def _troubled(record: RunRecord, facts: Facts, cells: Sequence[CellView]) -> tup
     if facts.relay is None:
         relay = _relay(record, facts).state
         hint = mend if relay in ("ended", "lost") and not stopping else ""
+        still = [cell.name for cell in cells if cell.state == "waiting"]
         on = "; the cells train on" if any(cell.state in _TRAINING for cell in cells) else ""
+        on = f"; standing still until it does, at most for late.relay_away: {', '.join(still)}" if still else on
         return "degraded", f"the relay does not answer{on}: {facts.relay_trouble}".rstrip(": "), hint
     away = [cell.name for cell in facts.relay.cells if cell.away]
     if away:

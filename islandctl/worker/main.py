@@ -28,6 +28,7 @@ from islandctl.worker.reporter import Reporter, first_heartbeat, life, registere
 from islandctl.worker.wishes import Stopped, Wishes
 
 log = logging.getLogger("islandctl.worker")
+SILENT = "the relay does not answer"
 BY_SIGNAL = "stopped by a signal"
 FAREWELL_S = 60.0
 """How long the end waits for the relay to hear of the last checkpoint. It is on disk in any case."""
@@ -76,7 +77,9 @@ class Worker:
             keep=self.recipe.checkpoint.keep,
         )
         self.closing.callback(self.farewell)
-        self.island, self.map_hash = join(self.folder, self.job, self.cell, self.ranks, self.relay)
+        self.island, self.map_hash = join(
+            self.folder, self.job, self.cell, self.ranks, self.relay, lambda: self.note("waiting", reason=SILENT)
+        )
         self.closing.callback(self.island.close)
         self.wishes.hurry_up(self.island.hurry)
         self.restore()

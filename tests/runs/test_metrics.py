@@ -49,6 +49,17 @@ def test_figures_of_an_earlier_attempt_are_history_only() -> None:
     assert (beat.step, beat.bits_per_byte) == (6, ((5, 4.0),))
 
 
+def test_a_cell_that_stands_still_has_no_rate() -> None:
+    waits = {"kind": "waiting", "attempt": 1, "step": 7, "reason": "the relay does not answer"}
+    beat = heartbeat_from(lines(TRAIN, waits), cell=0, attempt=1, steps=10)
+    assert beat is not None
+    assert (beat.state, beat.step, beat.tokens_per_s) == ("waiting", 7, 0.0)
+    assert beat.message == "waits: the relay does not answer"
+    again = heartbeat_from(lines(TRAIN, waits, {**TRAIN, "step": 8}), cell=0, attempt=1, steps=10)
+    assert again is not None
+    assert (again.state, again.step, again.tokens_per_s, again.message) == ("training", 8, 50.0, "")
+
+
 def test_the_end_is_told() -> None:
     beat = heartbeat_from(
         lines(TRAIN, {"kind": "end", "attempt": 1, "step": 10, "outcome": "finished"}), cell=0, attempt=1, steps=10

@@ -280,6 +280,23 @@ def test_cells_that_start_without_a_relay_are_not_said_to_train() -> None:
     assert (view.state, view.detail) == ("degraded", "the relay does not answer: refused")
 
 
+def test_cells_that_stand_still_without_a_relay_are_not_said_to_train() -> None:
+    silent = {"state": "waiting", "tokens_per_s": 0.0, "message": "waits: the relay does not answer"}
+    view = look(
+        make.facts(
+            make.node(0, make.running(), heartbeat=make.heartbeat(0, **silent)),
+            make.node(1, make.running(), heartbeat=make.heartbeat(1, **silent)),
+            relay=None,
+            relay_trouble="refused",
+        )
+    )
+    names = ", ".join(cell.name for cell in view.cells)
+    assert view.detail == (
+        f"the relay does not answer; standing still until it does, at most for late.relay_away: {names}: refused"
+    )
+    assert view.eta_s is None
+
+
 def test_what_never_began() -> None:
     view = look(
         make.facts(
