@@ -1,4 +1,4 @@
-"""What the planner can plan and ``launch`` cannot run yet."""
+"""What the planner can plan and ``launch`` cannot run yet: such a plan is infeasible until it can."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def not_yet(plan: Plan) -> list[Finding]:
     if exchange.when == "arrival":
         findings.append(_finding("exchange.when: arrival", "set exchange.when: fixed"))
     if len({cell.site for cell in plan.cells}) < len(plan.cells) and exchange.mode != "butterfly":
-        findings.append(_finding("several cells on one site", "leave exchange.cells out: one cell a site"))
+        place = f"exchange.cells: {exchange.cells} (several on one site)"
+        findings.append(_finding(place, "leave exchange.cells out: one cell a site"))
     findings += [
         _finding(f"site {site.name}: scheduler: slurm", "schedulers local and ssh run")
         for site in plan.sites
@@ -28,4 +29,4 @@ def not_yet(plan: Plan) -> list[Finding]:
 
 
 def _finding(place: str, hint: str) -> Finding:
-    return Finding(level="warn", place=place, text=_TEXT, hint=hint)
+    return Finding(level="fail", place=place, text=_TEXT, hint=hint)
