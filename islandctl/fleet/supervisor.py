@@ -30,6 +30,7 @@ BEAT_S = 2.0
 """How often state.json is written anew while nothing changes."""
 START_TIMEOUT_S = 10.0
 CRASH_GRACE_S = 10.0
+RESERVED, RESERVED_BYTES = ".reserved", 4096
 MARK, JOB = "ISLANDCTL_RUN", "ISLANDCTL_JOB"
 LIVE = ("starting", "running", "backoff", "stopping")
 
@@ -144,12 +145,22 @@ def read_json(path: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+def reserve(path: str) -> None:
+    """Hold space for one ``write_json`` of this path, so that a disk that fills up cannot swallow the last word."""
+    with contextlib.suppress(OSError), open(path + RESERVED, "wb") as file:
+        file.write(b" " * RESERVED_BYTES)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def write_json(path: str, value: dict[str, Any], durable: bool = False) -> None:
-    """Replace the file in one step; ``durable``: it also survives a power cut."""
+    """Replace the file in one step; ``durable``: it also survives a power cut. Takes the space held for it first."""
     aside = f"{path}.{os.getpid()}.tmp"
-    with open(aside, "w") as file:
-        json.dump(value, file, indent=1)
-        file.write("\n")
+    with contextlib.suppress(OSError):
+        os.rename(path + RESERVED, aside)
+    data = json.dumps(value, indent=1).encode() + b"\n"
+    with open(os.open(aside, os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:
+        file.write(data.ljust(os.fstat(file.fileno()).st_size))
         if durable:
             file.flush()
             os.fsync(file.fileno())
@@ -200,9 +211,8 @@ def states(folders: list[str]) -> list[dict[str, Any]]:
         }
         answer["beat_age_s"] = max(0.0, time.time() - state.get("beat", 0.0))
         if state["state"] in LIVE and not lives(state):
-            # Read again: it may have ended, in good order, between the two looks.
-            state = read_json(os.path.join(folder, "state.json")) or state
-            answer["state"] = state["state"] if state["state"] == "ended" else "lost"
+            # Its last word counts, also where a full disk left no room to tell the state after it.
+            answer["state"] = "ended" if os.path.exists(os.path.join(folder, "exit.json")) else "lost"
             rebooted = state.get("boot_id") != boot_id()
             answer["reason"] = "the node was rebooted" if rebooted else "the supervisor was killed"
         ended = read_json(os.path.join(folder, "exit.json")) if answer["state"] == "ended" else None
@@ -241,8 +251,9 @@ class Supervisor:
         return os.path.join(self.folder, name)
 
     def _log(self, text: str) -> None:
-        sys.stderr.write(f"{utc()} {self.job['name']}: {text}\n")
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # a full disk must not end the training that we keep
+            sys.stderr.write(f"{utc()} {self.job['name']}: {text}\n")
+            sys.stderr.flush()
 
     def _tell(self, state: str, **more: Any) -> None:
         if state != self.state.get("state"):
@@ -258,7 +269,7 @@ class Supervisor:
         )
         try:
             write_json(self._path("state.json"), self.state)
-        except OSError as error:  # a full disk must not end the training that we keep
+        except OSError as error:
             self._log(f"state.json not written: {error}")
 
     def _beat(self) -> None:
@@ -292,6 +303,7 @@ class Supervisor:
         if held is not None:
             self.restarts = held.get("restarts", 0)
             self._log(f"taking over from supervisor {held.get('supervisor_pid')}, which was lost")
+        reserve(self._path("exit.json"))
         self._end_rest()
         verdict = self._told(before) if held is not None else None
         if verdict is not None and verdict["outcome"] != "finished":
@@ -465,7 +477,8 @@ def keep(folder: str) -> None:
             raise SystemExit(f"another supervisor holds {folder}") from None
         # Some cluster file systems know no locks: ``start`` has looked at the processes already.
     state = read_json(os.path.join(folder, "state.json"))
-    lost = state is not None and state.get("state") in LIVE
+    told = os.path.exists(os.path.join(folder, "exit.json"))
+    lost = state is not None and state.get("state") in LIVE and not told
     for name in ("exit.json",) if lost else ("exit.json", "stop"):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(folder, name))

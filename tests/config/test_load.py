@@ -126,7 +126,11 @@ def test_hosts_stay_as_written(tmp_path: Path, host: str) -> None:
         ("count: 1,", "count: one,", "gpu.count: expected a whole number, found 'one'"),
         ("count: 1,", "count: 0,", "gpu.count: 0 is too small; at least 1"),
         ("count: 1,", "count: 1e999,", "s.yaml:4:25: 1e999 is too large for a number"),
-        ("count: 1, per_node: 1", "count: 12, per_node: 8", "s.yaml:4:25: gpu.count: count 12 is not a whole number of nodes"),
+        (
+            "count: 1, per_node: 1",
+            "count: 12, per_node: 8",
+            "s.yaml:4:25: gpu.count: count 12 is not a whole number of nodes",
+        ),
         ("count: 1,", "count: 2,", "s.yaml:3:8: hosts: hosts lists 1, but gpu.count / gpu.per_node makes 2 nodes"),
         ("hosts: [h1]", "hosts: h1", "s.yaml:3:8: hosts: expected a list, found 'h1'"),
         ("hosts: [h1]", "hosts:", "hosts: expected a list, found nothing"),
@@ -141,11 +145,19 @@ def test_hosts_stay_as_written(tmp_path: Path, host: str) -> None:
         ("hosts: [h1]", "hosts: [h1]\nenvironment: {build: maybe}", "expected true or false, found 'maybe'"),
         ("hosts: [h1]", "hosts: [h1]\nwork_dir: runs", "work_dir: 'runs' is relative"),
         ("hosts: [h1]", "hosts: [h1]\nname: b", "s.yaml:4:1: duplicate key 'name': lines 1 and 4"),
-        ("hosts: [h1]", "hosts: [h1]\nenvironment: {build: no}", "environment.build: expected true or false, found 'no'"),
+        (
+            "hosts: [h1]",
+            "hosts: [h1]\nenvironment: {build: no}",
+            "environment.build: expected true or false, found 'no'",
+        ),
         ("hosts: [h1]", "hosts: [h1]\nenvironment: {build: 0}", "expected true or false, found the number 0"),
         ("hosts: [h1]", "hosts: [h1]\nenvironment: {build: 'true'}", "expected true or false, found 'true'"),
         ("scheduler: ssh", "scheduler: local", "s.yaml:3:8: hosts: a local site has no hosts"),
-        ("scheduler: ssh\nhosts: [h1]", "scheduler: slurm\nhosts: [h1, h2]", "s.yaml:3:8: hosts: a slurm site lists exactly"),
+        (
+            "scheduler: ssh\nhosts: [h1]",
+            "scheduler: slurm\nhosts: [h1, h2]",
+            "s.yaml:3:8: hosts: a slurm site lists exactly",
+        ),
         (
             "scheduler: ssh\nhosts: [h1]\ngpu: {type: cpu, count: 1",
             "scheduler: local\ngpu: {type: cpu, count: 2",
@@ -179,7 +191,11 @@ def test_a_wrong_profile_names_place_and_cause(tmp_path: Path, old: str, new: st
         ("name: r", "name: r\nexchange: {windw: 50}", "exchange.windw: unknown key 'windw'; did you mean 'window'?"),
         ("name: r", "name: r\nexchange: {overlap: 50}", "r.yaml:2:21: exchange.overlap: overlap 50 must be"),
         ("name: r", "name: r\nexchange: {window: 5}", "r.yaml:2:20: exchange.window: overlap 5 must be smaller"),
-        ("hidden: 32", "hidden: 32, vocabulary: 100", "r.yaml:2:78: model.vocabulary: 100 is too small; at least 256"),
+        (
+            "hidden: 32",
+            "hidden: 32, vocabulary: 100",
+            "r.yaml:2:78: model.vocabulary: 100 is too small; at least 256",
+        ),
         ("hidden: 32", "hidden: 32, experts: 4", "model.experts: kind: dense takes neither experts nor active"),
         ("python-stdlib]", "python-stdlib], limit_bytes: 8", "r.yaml:3:45: data.limit_bytes: 8 bytes hold no whole"),
         (

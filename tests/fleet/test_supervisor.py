@@ -21,6 +21,7 @@ from islandctl.errors import RunError
 from islandctl.fleet import node, supervisor
 from islandctl.fleet.job import RestartPolicy, SupervisorJob, SupervisorState
 from islandctl.fleet.local import LocalHost
+from tests.disk import fill, mounted, needs_mount
 
 SCRIPT = Path(supervisor.__file__)
 HOST = LocalHost()
@@ -418,6 +419,7 @@ def test_after_a_reboot_the_state_is_lost(kept: Kept) -> None:
     node.stop(HOST, kept.folder.as_posix(), 20)
     path = kept.folder / "state.json"
     told = json.loads(path.read_text())
+    (kept.folder / "exit.json").unlink()
     path.write_text(json.dumps({**told, "state": "running", "boot_id": "another", "supervisor_pid": os.getpid()}))
     assert (kept.state.state, kept.state.reason) == ("lost", "the node was rebooted")
     # The same number, but another process than the one that wrote it.
@@ -466,3 +468,27 @@ def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert "usage" in capsys.readouterr().err
     with contextlib.suppress(ValueError):
         assert supervisor.ending(-999) == "killed by signal 999"
+
+
+@needs_mount
+def test_a_full_disk_swallows_neither_the_training_nor_the_last_word(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    program = f"""
+        import os, time
+        open('ready', 'w').write('1')
+        while not os.path.exists({str(go)!r}): time.sleep(0.02)
+        raise SystemExit(3)
+    """
+    with mounted(tmp_path / "disk", 1 << 20) as disk:
+        kept = Kept(disk)
+        kept.start(program)
+        kept.written("ready")
+        filler = fill(disk)
+        go.touch()
+        state = kept.ended()
+        assert (state.outcome, state.code, state.restarts) == ("failed", 3, 3)
+        assert "exit code 3; 3 restarts without progress" in state.reason
+        filler.unlink()
+        kept.start("pass")  # the end that could not be told in full is an end all the same
+        until(lambda: kept.state.outcome == "finished", "the second end")
+        assert kept.left() == []

@@ -8,15 +8,13 @@ from islandctl.config.recipe import Optimizer, Schedule, Training
 from islandctl.worker.optimizer import InnerOptimizer, learning_rate
 
 
-def training(
-    *, steps: int = 10, schedule: Schedule = Schedule(warmup=0, decay="none"), **optimizer: object
-) -> Training:
+def training(*, steps: int = 10, schedule: Schedule | None = None, **optimizer: object) -> Training:
     return Training(
         steps=steps,
         batch=1,
         sequence=8,
         optimizer=Optimizer(**{"lr": 0.1, **optimizer}),  # type: ignore[arg-type]
-        schedule=schedule,
+        schedule=schedule or Schedule(warmup=0, decay="none"),
     )
 
 
