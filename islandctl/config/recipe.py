@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from islandctl.config.budget import Budget
 from islandctl.config.model import Name, Settings
 from islandctl.config.site import Bandwidth, RoundTrip, checked_address
 from islandctl.config.units import Seconds, Share, parse_seconds, within
@@ -286,6 +287,7 @@ class Recipe(Settings):
     evaluation: Evaluation = Evaluation()
     relay: RelayRecipe = RelayRecipe()
     worker: WorkerRecipe = WorkerRecipe()
+    budget: Budget = Budget()
 
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:

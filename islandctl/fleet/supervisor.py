@@ -31,6 +31,9 @@ BEAT_S = 2.0
 START_TIMEOUT_S = 10.0
 CRASH_GRACE_S = 10.0
 RESERVED, RESERVED_BYTES = ".reserved", 4096
+BY_BUDGET = "stopped by budget"
+BUDGET_GRACE_S = 900.0
+"""Between asking the child to end, since the budget is used up, and ending it: cells end together at one step."""
 MARK, JOB = "ISLANDCTL_RUN", "ISLANDCTL_JOB"
 LIVE = ("starting", "running", "backoff", "stopping")
 
@@ -241,6 +244,9 @@ class Supervisor:
         """Restarts since the child last made progress."""
         self.asked = ""
         """Why we were told to stop; empty while we were not."""
+        self.used_s = float((read_json(self._path("used.json")) or {}).get("seconds", 0.0))
+        """How long supervisors of this folder have kept the job."""
+        self._counted = time.monotonic()
         self.child: subprocess.Popen[bytes] | None = None
         self.state: dict[str, Any] = {}
         self._woken, self._waker = os.pipe()
@@ -255,7 +261,25 @@ class Supervisor:
             sys.stderr.write(f"{utc()} {self.job['name']}: {text}\n")
             sys.stderr.flush()
 
+    def _count(self) -> None:
+        """Keep what is used of the budget; when that is all of it, ask the child to end (file ``spent``)."""
+        now = time.monotonic()
+        self.used_s, self._counted = self.used_s + now - self._counted, now
+        if self.job.get("budget_s") is None:
+            return
+        try:
+            write_json(self._path("used.json"), {"seconds": self.used_s})
+            if self._overdrawn():
+                open(self._path("spent"), "w").close()
+        except OSError as error:
+            self._log(f"used.json not written: {error}")
+
+    def _overdrawn(self, by_s: float = 0.0) -> bool:
+        budget = self.job.get("budget_s")
+        return budget is not None and self.used_s >= budget + by_s
+
     def _tell(self, state: str, **more: Any) -> None:
+        self._count()
         if state != self.state.get("state"):
             self.state["since"] = utc()
         self.state.update(
@@ -279,6 +303,8 @@ class Supervisor:
     def _stop_asked(self) -> bool:
         if not self.asked and os.path.exists(self._path("stop")):
             self.asked = "asked to stop"
+        if not self.asked and self._overdrawn(BUDGET_GRACE_S):
+            self.asked = BY_BUDGET
         return bool(self.asked)
 
     def _wait(self, seconds: float) -> None:
@@ -324,6 +350,8 @@ class Supervisor:
         left = self._end_rest()
         if left:
             verdict["reason"] = f"{verdict.get('reason', '')}; processes that would not end: {left}"
+        if verdict["outcome"] == "stopped" and self._overdrawn():
+            verdict["reason"] = f"{BY_BUDGET}: {span(self.used_s)} of {span(self.job['budget_s'])} used"
         self._log(f"{verdict['outcome']}: {verdict.get('reason') or 'done'}")
         verdict.update(restarts=self.restarts, at=utc())
         write_json(
@@ -452,6 +480,14 @@ class Supervisor:
         while time.monotonic() < end and not self._stop_asked():
             self._beat()
             self._wait(min(POLL_S, end - time.monotonic()))
+
+
+def span(seconds: float) -> str:
+    """``12.5 h``, ``14.2 min`` or ``30.0 s``."""
+    for limit, unit, scale in ((600.0, "s", 1), (7200.0, "min", 60)):
+        if seconds < limit:
+            return f"{seconds / scale:.1f} {unit}"
+    return f"{seconds / 3600:.1f} h"
 
 
 def ending(code: int) -> str:

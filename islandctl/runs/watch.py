@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from islandctl.config.budget import BY_BUDGET
 from islandctl.relay.messages import CellStatus, Heartbeat
 from islandctl.runs.record import CellRecord, RunRecord
 from islandctl.runs.status import (
@@ -248,7 +249,9 @@ def _overall(
             return "running", "all steps are done; the last processes end", ""
         return "finished", "", f"islandctl stop {record.run} ends its relay" if facts.relay is not None else ""
     if states <= {"finished", "stopped"}:
-        return "stopped", record.reason, resume
+        ends = [node.state.reason for node in facts.nodes if node.state is not None]
+        spent = next((reason for reason in ends if reason.startswith(BY_BUDGET)), "")
+        return "stopped", spent or record.reason, f"{resume} --budget '…' raises it" if spent else resume
     if states <= {"finished", "stopped", "lost"}:
         if record.phase == "stopped":
             return "stopped", record.reason, resume

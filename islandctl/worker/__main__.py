@@ -69,7 +69,8 @@ def main(argv: list[str]) -> int:
     if rank == 0:
         Path(folder.outcome).unlink(missing_ok=True)
     reserve_outcome(Path(folder.outcome), rank)
-    wishes = Wishes(Path(folder.root))
+    node = os.environ.get(NODE_VARIABLE)
+    wishes = Wishes(Path(folder.root), Path(node) if node else None)
     wishes.listen()
 
     worker: Worker | None = None

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
+from islandctl.config.budget import Budget, parse_budget
 from islandctl.config.load import load_recipe, load_site, text_hash
 from islandctl.config.recipe import Recipe
 from islandctl.config.schema import json_schema
 from islandctl.config.site import SiteProfile
-from islandctl.errors import ConfigError
+from islandctl.errors import ConfigError, UsageError
 
 ROOT = Path(__file__).parents[2]
 SITES = sorted((ROOT / "site-profiles").glob("*.yaml"))
@@ -203,6 +204,13 @@ def test_a_wrong_profile_names_place_and_cause(tmp_path: Path, old: str, new: st
             "lr: 1e-3}\n  schedule: {warmup: 11}",
             "r.yaml:9:22: training.schedule.warmup: a warm-up of 11 steps never ends in a training of 10",
         ),
+        (
+            "name: r",
+            "name: r\nbudget: {cost: 500}",
+            "r.yaml:2:16: budget.cost: '500' has no unit",
+        ),
+        ("name: r", "name: r\nbudget: {hours: 12}", "r.yaml:2:17: budget.hours: '12' has no unit"),
+        ("name: r", "name: r\nbudget: {hours: 0 h}", "budget.hours: must be at least 1 s"),
         ("name: r", "name: r\nexchange: {late: {deadline: 0 s}}", "exchange.late.deadline: must be at least 1 ms"),
         ("name: r", "name: r\nrelay: {host: 'a b'}", "relay.host: host 'a b'"),
         (
@@ -291,3 +299,13 @@ def test_every_key_says_what_it_means() -> None:
             for key, item in part["properties"].items():
                 meant = item.get("description") or "$ref" in str(item)
                 assert meant, f"{kind}: {key} has no meaning"
+
+
+def test_a_budget_in_a_recipe_and_on_the_command_line(tmp_path: Path) -> None:
+    value = recipe(tmp_path, RECIPE + "budget: {cost: 500 USD, hours: 12 h}\n").budget
+    assert (value.cost, value.hours) == (500.0, 43200.0)
+    assert not recipe(tmp_path, RECIPE).budget.limited
+    assert parse_budget("24 h") == Budget(hours="24 h")  # type: ignore[arg-type]
+    assert parse_budget("800 USD") == Budget(cost="800 USD")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="--budget '24' is neither a time nor"):
+        parse_budget("24")

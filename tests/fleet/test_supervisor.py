@@ -6,6 +6,7 @@ import ast
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from islandctl.config.budget import BY_BUDGET
 from islandctl.errors import RunError
 from islandctl.fleet import node, supervisor
 from islandctl.fleet.job import RestartPolicy, SupervisorJob, SupervisorState
@@ -492,3 +494,36 @@ def test_a_full_disk_swallows_neither_the_training_nor_the_last_word(tmp_path: P
         kept.start("pass")  # the end that could not be told in full is an end all the same
         until(lambda: kept.state.outcome == "finished", "the second end")
         assert kept.left() == []
+
+
+SPENDER = """
+    import os, time
+    spent = os.path.join(os.path.dirname(os.environ['OUTCOME']), 'node-0', 'spent')
+    while not os.path.exists(spent): time.sleep(0.02)
+    open(os.environ['OUTCOME'], 'w').write('{"outcome": "stopped", "retry": false, "reason": "stopped on request"}')
+"""
+
+
+def test_a_budget_is_counted_over_restarts_and_ends_the_job_in_good_order(kept: Kept) -> None:
+    outcome = kept.root / "cell a" / "outcome.json"
+    more = {"env": {"OUTCOME": str(outcome)}, "outcome": str(outcome)}
+    kept.start(SPENDER, budget_s=2.0, **more)
+    state = kept.ended()
+    assert (state.outcome, state.restarts) == ("stopped", 0)
+    assert re.fullmatch(r"stopped by budget: [2-9]\.\d s of 2\.0 s used", state.reason)
+    used = json.loads((kept.folder / "used.json").read_text())["seconds"]
+    (kept.folder / "spent").unlink()
+    outcome.unlink()
+    kept.start(SPENDER, budget_s=used + 2.0, **more)  # a resume with a higher budget: what was used counts
+    assert "stopped by budget" in kept.ended().reason
+    assert used + 2.0 <= json.loads((kept.folder / "used.json").read_text())["seconds"] < used + 10.0
+
+
+def test_a_job_that_does_not_heed_its_budget_is_ended(kept: Kept) -> None:
+    kept.folder.mkdir(parents=True)
+    (kept.folder / "used.json").write_text(json.dumps({"seconds": 3 + supervisor.BUDGET_GRACE_S}))
+    kept.start("import time; time.sleep(600)", budget_s=3.0)
+    state = kept.ended()
+    assert (state.outcome, state.reason) == ("stopped", "stopped by budget: 15.1 min of 3.0 s used")
+    assert supervisor.BY_BUDGET == BY_BUDGET
+    assert supervisor.span(12 * 3600) == "12.0 h"
