@@ -29,9 +29,8 @@ def resume(
       islandctl resume demo-1 --budget '24 h'
     """
     from islandctl.cli import output
-    from islandctl.cli.follow import end, follow
+    from islandctl.cli.attend import attend
     from islandctl.config.budget import parse_budget
-    from islandctl.runs.gather import Watcher
     from islandctl.runs.record import load, load_plan_of
     from islandctl.runs.resume import resume as resume_run
 
@@ -39,13 +38,4 @@ def resume(
     plan = load_plan_of(record)
     limit = parse_budget(budget) if budget is not None else None
     record = resume_run(record, plan, output.message, step=step, budget=limit)
-    with Watcher(record, output.message) as watcher:
-        if detach:
-            if json:
-                output.as_json(watcher.look())
-            return
-        status = follow(watcher, quiet=json)
-        code = end(watcher, status)
-    if json:
-        output.as_json(status)
-    raise typer.Exit(code)
+    attend(record, detach=detach, json=json)

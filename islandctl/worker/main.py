@@ -24,7 +24,7 @@ from islandctl.worker.links import connect, join, read_all, read_ledger
 from islandctl.worker.metrics import Metrics
 from islandctl.worker.outcome import Outcome
 from islandctl.worker.parallel import Ranks
-from islandctl.worker.reporter import Reporter, first_heartbeat, registered
+from islandctl.worker.reporter import Reporter, first_heartbeat, life, registered
 from islandctl.worker.wishes import Stopped, Wishes
 
 log = logging.getLogger("islandctl.worker")
@@ -157,7 +157,8 @@ class Worker:
             raise Stopped("stopped by a signal while waiting for the relay") from error
         self.rounds = {key: value for key, value in self.island.metrics().items() if key.startswith("rounds_")}
         self.reporter.update(step=self.step, tokens=self.tokens, bits_per_byte=tuple(self.bits_per_byte[-60:]))
-        self.note("start", checkpoint=saved.path.name if saved else "", num_ranks=self.ranks.size)
+        name = saved.path.name if saved else ""
+        self.note("start", checkpoint=name, num_ranks=self.ranks.size, life=life())
 
     def evaluate(self) -> None:
         """Bits per byte on the held-out text."""

@@ -2,7 +2,7 @@
 
 Every line has ``kind``, ``attempt``, ``step`` and ``time`` (seconds since 1970, for people). Kinds:
 
-    start       the loop begins: checkpoint (its name, or empty), num_ranks
+    start       the loop begins: checkpoint (its name, or empty), num_ranks, life (as the supervisor counts)
     train       one step: loss (nats per token), balance, grad_norm, lr, tokens (so far), tokens_per_s
     eval        held-out text: bits_per_byte
     exchange    rounds so far: what the exchange counts (applied, skipped, late, …)
