@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from islandctl.cli.output import typeable
 from islandctl.config.site import SiteProfile
 from islandctl.config.units import bits_per_s_text, bytes_text, count_text, memory_text, seconds_text
-from islandctl.planner.limits import not_yet
 from islandctl.planner.plan import CellEstimate, CellPlan, Change, Figure, Finding, Plan
 
 MAX_COLUMNS = 100
@@ -40,7 +40,7 @@ def show(plan: Plan, *, command: str, settings: Sequence[str] = ()) -> None:
         console.print(_constraints(plan))
     if plan.methods:
         console.print(_methods(plan))
-    for finding in plan.findings:
+    for finding in _said_once(plan.findings):
         if finding.level != "ok" or not finding.text.startswith(IN_THE_TABLE):
             _print_finding(console, finding)
     for change in plan.changes:
@@ -181,7 +181,8 @@ def _constraints(plan: Plan) -> Table:
     table = _table("what is used", "where", "needs", "has", "use", "")
     for column in table.columns[2:5]:
         column.justify = "right"
-    marks = {0: "◀ binds" if not plan.feasible else "◀ weakest link", 1: "next"}
+    first = plan.constraints[0]
+    marks = {0: "◀ binds" if first.hard and first.use > 1 else "◀ weakest link", 1: "next"}
     for number, one in enumerate(plan.constraints[:MOST_CONSTRAINTS]):
         style = "bold red" if one.hard and one.use > 1 else "bold" if number == 0 else ""
         table.add_row(
@@ -260,6 +261,12 @@ def _span(low: float, high: float, form: str) -> str:
     return first if first == last else f"{first}–{last}"
 
 
+def _said_once(findings: Sequence[Finding]) -> list[Finding]:
+    """Without what is fine at one place where the same text is a warning at another: one text has one mark."""
+    graver = {finding.text for finding in findings if finding.level != "ok"}
+    return [finding for finding in findings if finding.level != "ok" or finding.text not in graver]
+
+
 def _print_finding(console: Console, finding: Finding) -> None:
     mark, style = _MARKS[finding.level]
     text = Text(f"{finding.place}: ", style="bold")
@@ -274,9 +281,7 @@ def _print_finding(console: Console, finding: Finding) -> None:
 def _verdict(plan: Plan, command: str) -> Text:
     if not plan.feasible:
         return Text("infeasible: see ✗", style="bold red")
-    if not_yet(plan):
-        return Text("feasible; launch does not run everything of it yet: see !", style="bold")
-    return Text("feasible  ", style="bold green").append(f"next: {command}", style="default")
+    return Text("feasible  ", style="bold green").append(f"next: {typeable(command)}", style="default")
 
 
 def _table(*names: str) -> Table:

@@ -12,6 +12,7 @@ from islandctl.errors import ConfigError
 from islandctl.planner import findings as judge
 from islandctl.planner import utilisation, wan
 from islandctl.planner.advice import changes
+from islandctl.planner.budget import budget_finding
 from islandctl.planner.catalogue import accelerator
 from islandctl.planner.cells import make_cells
 from islandctl.planner.change import Case
@@ -89,7 +90,9 @@ def _plan(case: Case) -> tuple[Plan, Setting]:
         constraints=constraints(setting, estimated, total),
         feasible=True,
     )
-    found = [*_findings(plan, setting), *cost_finding(list(known.values())), *not_yet(plan)]
+    found = [*_findings(plan, setting), *cost_finding(list(known.values()))]
+    found += [finding] if (finding := budget_finding(plan)) else []
+    found += not_yet(plan)
     feasible = all(finding.level != "fail" for finding in found)
     return plan.model_copy(update={"findings": judge.merged(found), "feasible": feasible}), setting
 

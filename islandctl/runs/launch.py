@@ -35,7 +35,7 @@ def check_plan(plan: Plan) -> list[str]:
     Raises:
         InfeasibleError: the plan is infeasible, or holds what ``launch`` cannot run.
     """
-    binding = [finding for finding in plan.findings if finding.level == "fail"] + not_yet(plan)
+    binding = [finding for finding in plan.findings if finding.level == "fail"] or not_yet(plan)
     if binding or not plan.feasible:
         text = "; ".join(f"{finding.place}: {finding.text}" for finding in binding) or "it is not feasible"
         raise InfeasibleError(
@@ -124,9 +124,11 @@ def _or_undo(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> Iterator[
         say(f"{record.run}: the launch ends: clearing up")
         now = records.load(record.run)
         report = end_everything(now, plan, reach, say)
-        records.change(now, phase="failed", reason=reason, launcher_pid=0)
+        now = records.change(now, phase="failed", reason=reason, launcher_pid=0)
         for line in report.lines:
             say(line)
+        if not now.gives_way:
+            say(f"islandctl remove {now.run} frees the name {now.run}")
         raise
 
 

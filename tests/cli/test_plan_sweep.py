@@ -15,7 +15,7 @@ from islandctl.errors import ConfigError, InfeasibleError, UsageError
 from tests.cli.test_plan import CASE, DEMO, run
 from tests.planner.published import GRID_GBIT, SHARES, notches, rows
 
-HIDDEN = {"1B": (2048, 4050), "10B": (4096, 11493), "100B": (8192, 26753)}
+HIDDEN = {"1B": (2048, 4043), "10B": (4096, 11489), "100B": (8192, 26751)}
 """Width, and the hidden width with which a dense model of the source's layers has its parameters within 0.02 %."""
 
 
@@ -31,7 +31,7 @@ def published_case(row: dict[str, str], folder: Path) -> list[str]:
             "width": width,
             "heads": 16,
             "hidden": hidden,
-            "vocabulary": 8,
+            "vocabulary": 256,
         },
         "data": {"paths": ["/data"]},
         "training": {"steps": 1000, "batch": 64, "sequence": 2048, "optimizer": {"lr": 1e-3}},

@@ -33,7 +33,7 @@ CHANGES = {
     "site.network.oversubscription": ["1", "1000"],
     "model.width": ["8", "1000000"],
     "model.hidden": ["8", "10000000"],
-    "model.vocabulary": ["2", "10000000"],
+    "model.vocabulary": ["256", "10000000"],
     "training.sequence": ["2", "100000000"],
     "training.batch": ["16", "10000000"],
     "training.steps": ["1", "1000000000"],

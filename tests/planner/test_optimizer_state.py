@@ -8,7 +8,9 @@ from islandctl.config.recipe import ModelRecipe
 from islandctl.planner.optimizer_state import state_bytes
 from islandctl.planner.parameters import parameters
 
-MODEL = ModelRecipe(kind="moe", layers=1, width=1536, heads=2, hidden=1000, experts=4, active_experts=1, vocabulary=8)
+MODEL = ModelRecipe(
+    kind="moe", layers=1, width=1536, heads=2, hidden=1000, experts=4, active_experts=1, vocabulary=256
+)
 
 
 def test_adamw_keeps_two_moments() -> None:
