@@ -14,11 +14,11 @@ from islandctl.cli import plot
 from islandctl.cli.plan_view import rate_text, share_text, wide_console
 from islandctl.config.units import count_text, memory_text, seconds_text
 from islandctl.errors import UsageError
+from islandctl.planner.make import OWN
 from islandctl.planner.sweep import Point, Swept
 
 ROWS = 25
 """Shown on the terminal; the CSV has all."""
-OWN = "this recipe"
 
 
 def show(swept: Swept) -> None:

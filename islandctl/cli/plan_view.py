@@ -140,7 +140,7 @@ def _total_lines(plan: Plan) -> list[Text]:
     if totals.duration is not None and totals.tokens_per_s is not None and totals.computing is not None:
         lines.append(
             f"{count_text(totals.tokens)} tokens in {seconds_span(totals.duration)}, "
-            f"{count_text(totals.tokens_per_s.value)} tokens/s; the slowest cell computes "
+            f"{count_text(totals.tokens_per_s.value)} tokens/s; the cell that waits most trains "
             f"{_percent_span(totals.computing)} of the time"
         )
     if plan.estimates[0].bytes_up_per_window.value and plan.estimates[0].link_share is not None:
@@ -171,10 +171,12 @@ def _window_line(plan: Plan) -> str:
     assert cell.step is not None
     window = plan.recipe.exchange.window * cell.step.value
     sent = max(cell.bytes_up_per_window.value, cell.bytes_down_per_window.value)
-    return (
+    line = (
         f"WAN: {sent * 8 / 1e9:.3g} Gbit a window and direction, {seconds_text(cell.link_share.value * window)} of "
         f"{seconds_text(window)} ({share_text(cell.link_share.value)}) in {cell.cell}"
     )
+    relay = plan.totals.relay_bytes_per_s
+    return line if relay is None else f"{line}; relay {rate_text(relay.value * 8)}"
 
 
 def _constraints(plan: Plan) -> Table:
@@ -212,7 +214,7 @@ def amount_text(number: float, unit: str) -> str:
 
 def _methods(plan: Plan) -> Table:
     shares = list(plan.methods[0].bandwidth)
-    table = _table("16 bits a value unless told", "computes", *(f"{float(share):.0%} takes" for share in shares))
+    table = _table("method (16 bits a value)", "computes", *(f"{float(share):.0%} takes" for share in shares))
     for column in table.columns[1:]:
         column.justify = "right"
     for row in plan.methods:

@@ -15,7 +15,7 @@ from islandctl.planner.plan import Change, Constraint, Plan
 Replan = Callable[[Case], Plan]
 
 WAITING = 0.99
-"""A slowest cell that trains for less of the time than this is worth advice."""
+"""A cell that trains for less of the time than this is worth advice."""
 MOST_CELLS = 64
 """With more, planning again and again would take longer than it helps."""
 _CODEC_BITS = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4, "2bit": 2}

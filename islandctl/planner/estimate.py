@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from islandctl.config.model import Model
 from islandctl.config.recipe import Recipe
@@ -140,27 +141,45 @@ def _computing(setting: Setting, alone: Sequence[CellEstimate]) -> list[Figure |
     if not setting.partners:
         whole = Figure(value=1, low=1, high=1, unit="", formula="nothing is exchanged", assumed=False)
         return [whole] * len(alone)
-    sizes = [fragment.encoded_bytes for fragment in setting.fragments]
-    per_byte = setting.counts.total / sum(sizes) / wan.ENCODE_VALUES_PER_S
-
-    def share(kind: str, of_bandwidth: float, coding: float) -> list[float]:
-        runners = []
-        for cell, estimate in zip(setting.cells, alone, strict=True):
-            link = setting.links[cell.name]
-            runners.append(
-                Runner(
-                    step_s=getattr(estimate.step, kind),
-                    up_bytes_per_s=link.up_bytes_per_s * of_bandwidth,
-                    down_bytes_per_s=link.down_bytes_per_s * of_bandwidth,
-                    rtt_s=link.rtt_s,
-                    code_s=coding * per_byte / cell.num_ranks,
-                )
-            )
-        return play(exchange, sizes, runners).computing
-
-    planned, worst, best = share("value", 1.0, 0.0), share("low", wan.LINK_SHARE, 1.0), share("high", 1.0, 0.0)
+    planned = shares(setting, alone)
+    worst = shares(setting, alone, "low", of_bandwidth=wan.LINK_SHARE, coding=1.0)
+    best = shares(setting, alone, "high")
     words = f"window {exchange.window}, {exchange.fragments} fragments, overlap {exchange.overlap} played out"
     return [
         Figure(value=value, low=min(value, low), high=max(value, high), unit="", formula=words)
         for value, low, high in zip(planned, worst, best, strict=True)
     ]
+
+
+def shares(
+    setting: Setting,
+    estimates: Sequence[CellEstimate],
+    step: Literal["low", "value", "high"] = "value",
+    *,
+    of_bandwidth: float = 1.0,
+    coding: float = 0.0,
+    bytes_per_s: float | None = None,
+) -> list[float]:
+    """Each cell's share of the time in which it trains. Every step time is known.
+
+    Args:
+        step: which end of the step's range.
+        of_bandwidth: share of the links' bandwidth that is reached.
+        coding: times ``ENCODE_VALUES_PER_S`` that coding takes; 0: none.
+        bytes_per_s: all links as fast as this, in place of their own bandwidth.
+    """
+    sizes = [fragment.encoded_bytes for fragment in setting.fragments]
+    per_byte = setting.counts.total / sum(sizes) / wan.ENCODE_VALUES_PER_S
+    runners = []
+    for cell, estimate in zip(setting.cells, estimates, strict=True):
+        link = setting.links[cell.name]
+        runners.append(
+            Runner(
+                step_s=getattr(estimate.step, step),
+                up_bytes_per_s=(bytes_per_s or link.up_bytes_per_s) * of_bandwidth,
+                down_bytes_per_s=(bytes_per_s or link.down_bytes_per_s) * of_bandwidth,
+                rtt_s=link.rtt_s,
+                code_s=coding * per_byte / cell.num_ranks,
+            )
+        )
+    return play(setting.recipe.exchange, sizes, runners).computing

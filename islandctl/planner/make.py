@@ -11,14 +11,14 @@ from islandctl.config.site import SiteProfile
 from islandctl.errors import ConfigError
 from islandctl.planner import findings as judge
 from islandctl.planner import utilisation, wan
-from islandctl.planner.advice import changes
+from islandctl.planner.advice import MOST_CELLS, changes
 from islandctl.planner.budget import budget_finding
 from islandctl.planner.catalogue import accelerator
 from islandctl.planner.cells import make_cells
 from islandctl.planner.change import Case
 from islandctl.planner.constraints import constraints
 from islandctl.planner.cost import cost_finding
-from islandctl.planner.estimate import Setting, estimates, resolve
+from islandctl.planner.estimate import Setting, estimates, resolve, shares
 from islandctl.planner.fragments import fragment_sizes
 from islandctl.planner.limits import not_yet
 from islandctl.planner.parameters import parameters
@@ -29,6 +29,7 @@ from islandctl.planner.totals import totals
 
 SHOWN = (0.8, 0.95, 0.99)
 """Shares of the time whose bandwidth the plan tells for each method."""
+OWN = "this recipe"
 
 
 def make_plan(recipe: Loaded[Recipe], sites: Sequence[Loaded[SiteProfile]]) -> Plan:
@@ -119,18 +120,34 @@ def _findings(plan: Plan, setting: Setting) -> list[Finding]:
 
 def method_rows(setting: Setting, plan: Plan) -> tuple[MethodRow, ...]:
     """The published ways of keeping replicas together, for this model at the slowest cell's step and link."""
-    shares = method_shares(setting, plan)
-    if not shares:
+    computing = method_shares(setting, plan)
+    if not computing:
         return ()
     model = _as_published(plan)
-    return tuple(
+    return _own_row(setting, plan) + tuple(
         MethodRow(
             name=method.name,
-            computing=shares[method.name],
+            computing=computing[method.name],
             bandwidth={f"{wanted:g}": utilisation.bandwidth_for(wanted, method, model) for wanted in SHOWN},
         )
         for method in utilisation.methods(model.layers, plan.recipe.exchange.window)
     )
+
+
+def _own_row(setting: Setting, plan: Plan) -> tuple[MethodRow, ...]:
+    """The recipe as it is: what bandwidth its own schedule takes, round trips included. Not for many cells, whose
+    schedule takes long to play, and no row where waiting has another cause than the links."""
+    if len(plan.cells) > MOST_CELLS or plan.totals.computing is None:
+        return ()
+
+    def computing(bits_per_s: float) -> float:
+        return min(shares(setting, plan.estimates, bytes_per_s=bits_per_s / 8))
+
+    needed = {f"{wanted:g}": utilisation.least_rate(computing, wanted) for wanted in SHOWN}
+    known = {wanted: rate for wanted, rate in needed.items() if rate is not None}
+    if len(known) < len(SHOWN):
+        return ()
+    return (MethodRow(name=OWN, computing=plan.totals.computing.value, bandwidth=known),)
 
 
 def method_shares(setting: Setting, plan: Plan) -> dict[str, float]:

@@ -93,7 +93,7 @@ class Totals(Model):
     duration: Figure | None = None
     """Seconds to the recipe's end, with waits, checkpoints and failures."""
     computing: Figure | None = None
-    """Share of the time in which the slowest cell trains."""
+    """Share of the time in which the cell that waits most trains."""
     failures_per_hour: Figure | None = None
     between_failures: Figure | None = None
     """Seconds."""

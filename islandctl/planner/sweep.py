@@ -43,7 +43,7 @@ class Point(Model):
     binds: str
     """The weakest link, or why this point cannot be planned."""
     computing: float | None = None
-    """Share of the time in which the slowest cell trains."""
+    """Share of the time in which the cell that waits most trains."""
     step_s: float | None = None
     tokens_per_s: float | None = None
     memory_bytes: float | None = None

@@ -8,10 +8,12 @@ its backward pass is done; a later forward pass of that layer waits for it. Late
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from islandctl.config.model import Model
 
+LEAST_RATE, MOST_RATE = 1e-3, 1e30
+"""Bits per second between which a rate is looked for."""
 WANTED = (0.5, 0.8, 0.9, 0.95, 0.99)
 """Shares of the time that the source's table asks for."""
 
@@ -111,14 +113,26 @@ def bandwidth_for(wanted: float, method: Method, job: Job, *, precision: float =
     Args:
         wanted: less than 1, which no finite link reaches where something is not overlapped.
     """
-    low = high = job.parameters * method.bits / (method.window * job.step_s) / 4
-    while utilisation(method, job, bits_per_s=high) < wanted:
+    guess = job.parameters * method.bits / (method.window * job.step_s)
+    rate = least_rate(lambda rate: utilisation(method, job, bits_per_s=rate), wanted, guess, precision=precision)
+    assert rate is not None, "an endless rate computes all the time"
+    return rate
+
+
+def least_rate(
+    share: Callable[[float], float], wanted: float, guess: float = 1e9, *, precision: float = 1.01
+) -> float | None:
+    """The least rate at which ``share``, which grows with it, reaches ``wanted``. None: not at any rate."""
+    low = high = guess
+    while share(high) < wanted:
+        if high > MOST_RATE:
+            return None
         low, high = high, high * 4
-    while low > 1e-3 and utilisation(method, job, bits_per_s=low) >= wanted:
+    while low > LEAST_RATE and share(low) >= wanted:
         low, high = low / 4, low
     while high / low > precision:
         middle = math.sqrt(low * high)
-        if utilisation(method, job, bits_per_s=middle) >= wanted:
+        if share(middle) >= wanted:
             high = middle
         else:
             low = middle

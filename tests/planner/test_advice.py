@@ -125,3 +125,17 @@ def test_a_site_without_storage_is_planned_without_it(recipe: Any, site: Any) ->
     assert any(one.place == "site a" and "checkpoints are left out here" in one.text for one in plan.findings)
     assert plan.totals.best_checkpoint_every is None
     assert plan.totals.duration is not None
+
+
+def test_the_bandwidth_that_the_recipe_takes_is_enough(recipe: Any, site: Any) -> None:
+    case = Case(big(recipe, exchange__overlap=2), [site("a"), site("b")])
+    plan = make_plan(case.recipe, case.sites)
+    own = plan.methods[0]
+    assert own.name == "this recipe"
+    for wanted, rate in own.bandwidth.items():
+        computing = replanned(case, f"site.wan.bandwidth={rate:.0f} bit/s").totals.computing
+        assert computing is not None
+        assert computing.value >= float(wanted) - 1e-6
+        less = replanned(case, f"site.wan.bandwidth={rate / 1.03:.0f} bit/s").totals.computing
+        assert less is not None
+        assert less.value < float(wanted)
