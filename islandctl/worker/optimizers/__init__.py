@@ -1,4 +1,4 @@
-"""Inner optimizers beyond torch's AdamW."""
+"""Inner optimizers beyond torch's own: Shampoo, and matrix optimizers of others over stacked experts."""
 
 from islandctl.worker.optimizers.groups import is_matrix, param_groups
 from islandctl.worker.optimizers.shampoo import Shampoo

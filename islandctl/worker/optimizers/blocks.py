@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-STACK_VALUES = 2**24
-"""Values of a stack: a step needs about five temporary tensors of that size (5 × 64 MiB in float32)."""
+STACK_VALUES = 2**22
+"""Values at which a stack is full, if no parameter alone is larger: what a step needs besides the state is four such
+tensors, so 64 MiB in float32; and a product of that many values fills a GPU."""
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -80,10 +81,10 @@ class Stack:
             zeros(columns, columns),
         )
 
-    def gather(self, source: Callable[[Tensor], Tensor]) -> Tensor:
-        """(B, M, N): the tiles of ``source(parameter)``, copied."""
+    def gather(self, source: Callable[[Tensor], Tensor], out: Tensor) -> None:
+        """Copy the tiles of ``source(parameter)`` to ``out``, (B, M, N)."""
         shape = self.exp_avg.shape[1:]
-        return torch.cat([tile.of(source(tile.parameter)).reshape(-1, *shape) for tile in self.tiles])
+        torch.cat([tile.of(source(tile.parameter)).reshape(-1, *shape) for tile in self.tiles], out=out)
 
     def scale_parameters(self, factor: float) -> None:
         """parameter ← factor · parameter."""
@@ -126,6 +127,23 @@ def stacks(group: int, parameters: Iterable[Tensor], block: int) -> list[Stack]:
             start = tiles[-1].end if tiles else 0
             tiles.append(Tile(parameter, number, rows, columns, start, start + count))
     return done + [Stack.of(group, tiles) for tiles in open_tiles.values()]
+
+
+class Scratch:
+    """Memory that all stacks use in turn. Fresh memory for each step costs more time than the arithmetic on it."""
+
+    def __init__(self) -> None:
+        self._flat: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
+
+    def like(self, tensor: Tensor, count: int) -> list[Tensor]:
+        """So many tensors of the same shape, dtype and device, with any content."""
+        found = []
+        for number in range(count):
+            key = (number, tensor.dtype, tensor.device)
+            if key not in self._flat or self._flat[key].numel() < tensor.numel():
+                self._flat[key] = tensor.new_empty(tensor.numel())
+            found.append(self._flat[key][: tensor.numel()].view(tensor.shape))
+        return found
 
 
 def _cuts(num_rows: int, num_columns: int, block: int) -> list[tuple[slice, slice]]:

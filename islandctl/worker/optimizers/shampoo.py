@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.optimizer import ParamsT
 
-from islandctl.worker.optimizers.blocks import Stack, local, stacks
+from islandctl.worker.optimizers.blocks import Scratch, Stack, local, stacks
 from islandctl.worker.optimizers.roots import inverse_roots
 
 log = logging.getLogger(__name__)
@@ -82,6 +82,7 @@ class Shampoo(torch.optim.Optimizer):
         self.failures = 0
         """Roots that could not be computed, here and since the start of this process; the last good ones stayed."""
         self._num_steps = torch.tensor(0.0)
+        self._scratch = Scratch()
         self._stacks: list[Stack] = []
         self._views: dict[Tensor, dict[str, Tensor]] = {}
         for index, group in enumerate(self.param_groups):
@@ -134,7 +135,8 @@ class Shampoo(torch.optim.Optimizer):
     def _step_matrices(self, stack: Stack, group: dict[str, Any], step: int) -> None:
         beta_1, beta_2 = group["betas"]
         beta_3 = beta_2 if group["factor_beta"] is None else group["factor_beta"]
-        grad = stack.gather(_grad)
+        grad, mean, update, own = self._scratch.like(stack.exp_avg, 4)
+        stack.gather(_grad, out=grad)
         stack.exp_avg.lerp_(grad, 1 - beta_1)
         stack.exp_avg_sq.mul_(beta_2).addcmul_(grad, grad, value=1 - beta_2)
         stack.left.baddbmm_(grad, grad.mT, beta=beta_3, alpha=1 - beta_3)
@@ -142,15 +144,17 @@ class Shampoo(torch.optim.Optimizer):
         if step % group["refresh"] == 0:
             self._refresh(stack, group, 1 - beta_3**step)
 
-        mean = stack.exp_avg / (1 - beta_1**step)
-        update = mean / (stack.exp_avg_sq / (1 - beta_2**step)).sqrt_().add_(group["eps"])
+        torch.div(stack.exp_avg, 1 - beta_1**step, out=mean)
+        torch.div(stack.exp_avg_sq, 1 - beta_2**step, out=update).sqrt_().add_(group["eps"])
+        torch.div(mean, update, out=update)
         if step >= group["refresh"]:
-            own = stack.left_root @ mean @ stack.right_root
+            torch.bmm(stack.left_root, mean, out=grad)
+            torch.bmm(grad, stack.right_root, out=own)
             length = torch.linalg.vector_norm(own, dim=(1, 2), keepdim=True)
             known = length.isfinite() & (length > 0)
             if group["graft"] == "adam":
                 own.mul_(torch.linalg.vector_norm(update, dim=(1, 2), keepdim=True) / length)
-            update = torch.where(known, own, update)
+            torch.where(known, own, update, out=update)
         if group["weight_decay"]:
             stack.scale_parameters(1 - group["lr"] * group["weight_decay"])
         stack.add_to_parameters(update, -group["lr"])
