@@ -15,6 +15,7 @@ from islandctl.errors import ConfigError
 from islandctl.worker import tensors as disk
 from islandctl.worker.cell import Cell
 from islandctl.worker.optimizer import InnerOptimizer
+from islandctl.worker.optimizers import soap
 from islandctl.worker.optimizers.matrices import Matrices
 
 from ..test_cell import ALONE, made
@@ -94,21 +95,34 @@ def test_soap_moves_as_the_library_alone_would() -> None:
     pytorch_optimizer = pytest.importorskip("pytorch_optimizer")
     ours, theirs = (nn.Parameter(values("q.weight", -1)) for _ in range(2))
     inner = InnerOptimizer({"q.weight": ours}, training("soap"))
-    soap = pytorch_optimizer.SOAP(
+    alone = pytorch_optimizer.SOAP(
         [theirs], lr=0.05, betas=(0.9, 0.95), weight_decay=0.1, precondition_frequency=3, eps=1e-8
     )
     for step in range(10):
         ours.grad, theirs.grad = values("q.weight", step), values("q.weight", step)
         inner.step(step)
-        soap.step()
+        alone.step()
         torch.testing.assert_close(ours, theirs)
+
+
+def test_a_side_too_large_for_soap_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soap, "LARGEST", 5)
+    parameter = nn.Parameter(values("q.weight", -1))  # 6 × 5
+    inner = InnerOptimizer({"q.weight": parameter}, training("soap"))
+    for step in range(8):
+        parameter.grad = values("q.weight", step)
+        inner.step(step)
+    state = {key.partition("/")[2]: tuple(tensor.shape) for key, tensor in inner.tensors().items()}
+    moments = {"exp_avg": (1, 6, 5), "exp_avg_sq": (1, 6, 5)}
+    assert state == {"step": (), **moments, "right": (1, 5, 5), "right_basis": (1, 5, 5)}
+    assert parameter.isfinite().all()
 
 
 def test_without_its_package_soap_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
     with pytest.raises(ConfigError, match="needs the package pytorch-optimizer") as caught:
         InnerOptimizer({"q.weight": nn.Parameter(torch.zeros(2, 2))}, training("soap"))
-    assert "environment.packages" in (caught.value.hint or "")
+    assert "islandctl[soap]" in (caught.value.hint or "")
 
 
 def test_a_matrix_without_a_gradient_is_named() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from islandctl.worker.optimizers import Shampoo, param_groups
+from islandctl.worker.optimizers import Shampoo, blocks, param_groups
 from islandctl.worker.optimizers import roots as roots_module
 
 from .reference import Reference
@@ -128,6 +128,24 @@ def test_what_is_no_matrix_steps_as_adamw() -> None:
         shampoo.step()
         adamw.step()
     assert all(torch.equal(ours[name], theirs[name]) for name in shapes)
+
+
+def test_how_many_blocks_share_a_stack_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = [(3, 4, 4), (4, 4), (2, 4, 4), (9, 4)]
+
+    def run() -> list[Tensor]:
+        parameters = [nn.Parameter(values(*shape, seed=1)) for shape in shapes]
+        shampoo = Shampoo(parameters, lr=0.1, refresh=2, block=4)
+        for step in range(5):
+            for parameter in parameters:
+                parameter.grad = gradients(*parameter.shape, seed=step)
+            shampoo.step()
+        return [parameter.detach() for parameter in parameters]
+
+    many = run()
+    monkeypatch.setattr(blocks, "STACK_VALUES", 64)
+    for one, other in zip(many, run(), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_a_bad_matrix_costs_its_own_block_only(caplog: pytest.LogCaptureFixture) -> None:
