@@ -255,6 +255,8 @@ def test_state_dict_goes_on_exactly() -> None:
 def test_what_it_cannot_take_is_refused() -> None:
     with pytest.raises(ValueError, match="float32 or float64"):
         Shampoo([nn.Parameter(torch.zeros(2, 2, dtype=torch.bfloat16))])
+    with pytest.raises(ValueError, match="not 'sgd'"):
+        Shampoo([nn.Parameter(torch.zeros(2, 2))], graft="sgd")
     shampoo = Shampoo([nn.Parameter(torch.zeros(2, 2))])
     with pytest.raises(ValueError, match="when it is made"):
         shampoo.add_param_group({"params": [nn.Parameter(torch.zeros(2, 2))]})
