@@ -89,7 +89,7 @@ class Optimizer(Settings):
     kind: Literal["adamw", "shampoo", "soap", "muon"] = "adamw"
     """All with decoupled weight decay. ``soap`` needs the package pytorch-optimizer on the sites."""
     lr: float = Field(gt=0, le=100)
-    """Peak of the learning rate. All kinds take steps of about AdamW's size."""
+    """Peak of the learning rate. ``shampoo`` and ``soap`` begin best with AdamW's; ``muon`` wants a larger one."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     """0.95 rather than torch's 0.999: the usual choice for language models at short horizons."""
     eps: float = Field(default=1e-8, gt=0)
@@ -173,6 +173,8 @@ class Late(Settings):
 
     deadline: Deadline = 600.0
     """After a round's first packet; then the round is committed empty."""
+    relay_away: Deadline = 60.0
+    """So long a cell stands still for a silent relay; then it trains on. A restarted relay is back sooner."""
     windows: int = Field(default=2, ge=1)
     """After so many windows without a cell, ``then`` decides."""
     then: Literal["wait", "alone"] = "wait"
