@@ -72,7 +72,7 @@ class Shampoo(torch.optim.Optimizer):
         damping: float = 1e-6,
         weight_decay: float = 0.0,
         block: int = 1024,
-        refresh: int = 20,
+        refresh: int = 10,
         graft: str = "adam",
         precondition: bool = True,
         batch_dims: int = 0,
