@@ -99,7 +99,7 @@ class Optimizer(Settings):
     clip: float = Field(default=1.0, gt=0)
     """Gradients are clipped to this norm."""
     refresh: int | None = Field(default=None, ge=1)
-    """Only ``shampoo`` and ``soap``: steps from one decomposition to the next. Left out: 10, as SOAP's authors chose."""
+    """Only ``shampoo`` and ``soap``: steps from one decomposition to the next. Left out: 10, SOAP's own choice."""
     factor_beta: Beta | None = None
     """Only ``shampoo`` and ``soap``: how long row and column covariances remember. Left out: the second of betas."""
     block: int | None = Field(default=None, ge=8)
