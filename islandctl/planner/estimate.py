@@ -76,8 +76,8 @@ class _Shared:
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
         self._parts: dict[tuple[int, bool], memory.RankMemory] = {}
+        self._saved: dict[int, int] = {}
         self.slowest_up = wan.slowest_up(setting.links.values())
-        self.saved = storage.checkpoint_bytes(setting.recipe, setting.counts, setting.fragments)
         codec, partners = setting.recipe.exchange.codec, setting.partners
         self.sent = wan.volume(setting.fragments, min(1, partners), codec, "sent")
         self.fetched = wan.volume(setting.fragments, partners, codec, "fetched")
@@ -88,6 +88,12 @@ class _Shared:
             layout = Layout(fsdp=num_ranks)
             self._parts[key] = memory.rank_parts(one.recipe, one.counts, one.fragments, layout, on_cpu)
         return self._parts[key]
+
+    def saved(self, num_ranks: int) -> int:
+        if num_ranks not in self._saved:
+            one = self._setting
+            self._saved[num_ranks] = storage.checkpoint_bytes(one.recipe, one.counts, one.fragments, num_ranks)
+        return self._saved[num_ranks]
 
 
 def _alone(setting: Setting, cell: CellPlan, shared: _Shared) -> CellEstimate:
@@ -101,7 +107,7 @@ def _alone(setting: Setting, cell: CellPlan, shared: _Shared) -> CellEstimate:
     link = setting.links[cell.name]
     exchange = wan.round_time(fragments, cell, link, shared.slowest_up, partners)
     hidden = wan.hidden_time(recipe, step)
-    saved = shared.saved
+    saved = shared.saved(cell.num_ranks)
     return CellEstimate(
         cell=cell.name,
         memory_per_rank=memory.rank_memory(parts, on_cpu, site.measured.memory),

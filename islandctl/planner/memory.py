@@ -108,7 +108,8 @@ def rank_parts(
     return RankMemory(
         weights=-(-WEIGHT_BYTES * counts.total // ranks),
         gradients=-(-GRADIENT_BYTES * counts.total // ranks),
-        optimizer=-(-optimizer_state.state_bytes(recipe.model, recipe.training.optimizer.kind) // ranks),
+        optimizer=optimizer_state.rank_bytes(recipe.model, recipe.training.optimizer, layout.fsdp)
+        // (layout.tensor * layout.pipeline),
         gathered=gathered_bytes(recipe.model, recipe.training.precision, layout),
         activations=activation_bytes(recipe, layout),
         exchange=exchange,

@@ -1,10 +1,14 @@
-"""What the inner optimizer keeps of every parameter, in fp32."""
+"""What the inner optimizer keeps of every parameter, in fp32, on each rank and over all of them.
+
+FSDP2 cuts a tensor along its first dimension; Shampoo and SOAP precondition what a rank has (its own rows, its own
+experts), so the columns' matrices exist on every rank, and the sum grows with the number of ranks.
+"""
 
 from __future__ import annotations
 
 import math
 
-from islandctl.config.recipe import ModelRecipe
+from islandctl.config.recipe import ModelRecipe, Optimizer
 from islandctl.planner.parameters import Tensor, tensors
 
 SHAMPOO_BLOCK = 1024
@@ -17,46 +21,62 @@ MOMENTUM_BYTES = 4
 """One moment."""
 
 
-def state_bytes(model: ModelRecipe, kind: str) -> int:
-    """Bytes over all ranks of a cell.
+def rank_bytes(model: ModelRecipe, optimizer: Optimizer, num_ranks: int) -> int:
+    """Bytes on the rank that holds the most.
 
-    ========  ======================================================================================
+    ========  ==========================================================================================
     adamw     8 a parameter
     muon      4 a parameter
-    shampoo   8 a parameter, and for every block of r × c: two factors and two roots, 8·(r² + c²)
-    soap      8 a parameter, and for every tensor: a factor and a basis for each side s, 8·Σ s²
-    ========  ======================================================================================
+    shampoo   8 a parameter, and for every block of r × c (at most 1024 a side): 8·(r² + c²), two factors
+              and two roots
+    soap      8 a parameter, and for every matrix of r × c: 8·(r² + c²), two covariances and two bases,
+              sides beyond 10,000 left out
+    ========  ==========================================================================================
 
     Norms, routers, the embedding and the head are AdamW's in all of them.
-
-    Raises:
-        ValueError: an optimizer that is not known.
     """
-    if kind not in ("adamw", "muon", "shampoo", "soap"):
-        raise ValueError(f"no state known for optimizer {kind}")
-    return sum(tensor.number * _tensor_bytes(tensor, kind) for tensor in tensors(model))
+    return sum(
+        tensor.number * _part_bytes(tensor, -(-tensor.shape[0] // num_ranks), optimizer) for tensor in tensors(model)
+    )
 
 
-def _tensor_bytes(tensor: Tensor, kind: str) -> int:
-    values = math.prod(tensor.shape)
-    if kind == "adamw" or tensor.kind in ("embedding", "norm", "router", "head"):
+def cell_bytes(model: ModelRecipe, optimizer: Optimizer, num_ranks: int) -> int:
+    """Bytes over all ranks of a cell: what a checkpoint holds."""
+    total = 0
+    for tensor in tensors(model):
+        length = -(-tensor.shape[0] // num_ranks)
+        full, rest = divmod(tensor.shape[0], length)
+        whole = full * _part_bytes(tensor, length, optimizer)
+        total += tensor.number * (whole + (_part_bytes(tensor, rest, optimizer) if rest else 0))
+    return total
+
+
+def _part_bytes(tensor: Tensor, length: int, optimizer: Optimizer) -> int:
+    """Bytes for one tensor's part of ``length`` along its first dimension."""
+    shape = (length, *tensor.shape[1:])
+    values = math.prod(shape)
+    if optimizer.kind == "adamw" or tensor.kind in ("embedding", "norm", "router", "head"):
         return ADAMW_BYTES * values
-    if kind == "muon":
+    if optimizer.kind == "muon":
         return MOMENTUM_BYTES * values
-    if kind == "soap":
-        return ADAMW_BYTES * values + 8 * sum(side**2 for side in tensor.shape if side <= SOAP_LARGEST)
-    *stacked, rows, columns = tensor.shape
-    return ADAMW_BYTES * values + math.prod(stacked) * _shampoo_bytes(rows, columns)
+    *stacked, rows, columns = shape
+    if optimizer.kind == "shampoo":
+        squares = _shampoo_values(rows, columns, optimizer.block or SHAMPOO_BLOCK)
+    else:
+        squares = _soap_values(rows, columns)
+    return ADAMW_BYTES * values + 8 * math.prod(stacked) * squares
 
 
-def _shampoo_bytes(rows: int, columns: int) -> int:
-    """Factors and roots of one matrix, cut into blocks whose last row and column may be smaller."""
-    down, across = _sides(rows), _sides(columns)
-    left = len(across) * sum(side**2 for side in down)
-    right = len(down) * sum(side**2 for side in across)
-    return 8 * (left + right)
+def _soap_values(rows: int, columns: int) -> int:
+    return sum(side**2 for side in (rows, columns) if side <= SOAP_LARGEST)
 
 
-def _sides(length: int) -> list[int]:
-    full, rest = divmod(length, SHAMPOO_BLOCK)
-    return [SHAMPOO_BLOCK] * full + [rest] * (rest > 0)
+def _shampoo_values(rows: int, columns: int, block: int) -> int:
+    """r² + c² over the blocks of one matrix, whose last row and column may be smaller."""
+    down, across = _sides(rows, block), _sides(columns, block)
+    return len(across) * sum(side**2 for side in down) + len(down) * sum(side**2 for side in across)
+
+
+def _sides(length: int, block: int) -> list[int]:
+    full, rest = divmod(length, block)
+    return [block] * full + [rest] * (rest > 0)

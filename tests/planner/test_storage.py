@@ -63,5 +63,5 @@ def test_a_checkpoint_holds_the_exchange(recipe: Any) -> None:
     for mode, per_parameter in (("none", 12), ("two-site", 24)):
         value = recipe(exchange__mode=mode, exchange__overlap=0).value
         counts = parameters(value.model)
-        size = storage.checkpoint_bytes(value, counts, fragment_sizes(value.model, value.exchange))
+        size = storage.checkpoint_bytes(value, counts, fragment_sizes(value.model, value.exchange), 8)
         assert size == per_parameter * counts.total
