@@ -38,6 +38,7 @@ def encode(codec: Codec, values: Tensor, key: Key) -> bytes:
             write(start, array[start : start + codec.tile], None)
     except NotFiniteError as error:
         raise _refusal(key) from error
+    del write  # while it can still write, the buffer would give out a copy
     return buffer.getvalue()
 
 
@@ -81,6 +82,7 @@ def encode_with_feedback(
             np.subtract(v, found, out=left_array[tile])
     except NotFiniteError as error:
         raise _refusal(key) from error
+    del write  # as in ``encode``
     return buffer.getvalue(), left
 
 
@@ -119,7 +121,7 @@ def decode(payload: bytes | memoryview, out: Tensor | None = None) -> Tensor:
 
 
 def _begin(codec: Codec, count: int, key: Key) -> tuple[BytesIO, Writer]:
-    """A payload with its header, and the writer of its body. The buffer gives its bytes away without a copy."""
+    """A payload with its header, and the writer of its body. The buffer gives its bytes away uncopied."""
     header = _HEADER.pack(MAGIC, FORMAT, codec.number, codec.block, count)
     buffer = BytesIO(bytes(len(header) + body_bytes(codec.name, codec.block, count)))
     room = np.frombuffer(buffer.getbuffer(), dtype=np.uint8)
