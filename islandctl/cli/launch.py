@@ -33,8 +33,7 @@ def launch(
       islandctl launch run.plan --run paper-1 --detach --yes
     """
     from islandctl.cli import output
-    from islandctl.cli.follow import end, follow
-    from islandctl.runs.gather import Watcher
+    from islandctl.cli.attend import attend
     from islandctl.runs.launch import check_plan, start
 
     plan = _plan(source, site)
@@ -47,16 +46,7 @@ def launch(
         output.message("interrupted before the workers ran; what was started is ended again")
         raise typer.Exit(130) from None
     output.message(f"{record.run}: the workers are started; islandctl status {record.run}")
-    with Watcher(record, output.message) as watcher:
-        if detach:
-            if json:
-                output.as_json(watcher.look())
-            return
-        status = follow(watcher, quiet=json)
-        code = end(watcher, status)
-    if json:
-        output.as_json(status)
-    raise typer.Exit(code)
+    attend(record, detach=detach, json=json)
 
 
 def _plan(source: Path, sites: list[Path]) -> Plan:

@@ -24,21 +24,11 @@ def resume(
       islandctl resume demo-1 --from 400 --detach
     """
     from islandctl.cli import output
-    from islandctl.cli.follow import end, follow
-    from islandctl.runs.gather import Watcher
+    from islandctl.cli.attend import attend
     from islandctl.runs.record import load, load_plan_of
     from islandctl.runs.resume import resume as resume_run
 
     record = load(run)
     plan = load_plan_of(record)
     record = resume_run(record, plan, output.message, step=step)
-    with Watcher(record, output.message) as watcher:
-        if detach:
-            if json:
-                output.as_json(watcher.look())
-            return
-        status = follow(watcher, quiet=json)
-        code = end(watcher, status)
-    if json:
-        output.as_json(status)
-    raise typer.Exit(code)
+    attend(record, detach=detach, json=json)

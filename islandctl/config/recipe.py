@@ -145,6 +145,8 @@ class Late(Settings):
 
     deadline: Deadline = 600.0
     """After a round's first packet; then the round is committed empty."""
+    relay_away: Deadline = 60.0
+    """So long a cell stands still for a silent relay; then it trains on. A restarted relay is back sooner."""
     windows: int = Field(default=2, ge=1)
     """After so many windows without a cell, ``then`` decides."""
     then: Literal["wait", "alone"] = "wait"

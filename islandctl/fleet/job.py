@@ -56,3 +56,12 @@ class SupervisorState(Model):
     code: int | None = None
     signal: int | None = None
     reason: str = ""
+    last: str = ""
+    """Why the child last ended though nobody had asked it to; empty: it never did."""
+    orphans: bool | None = None
+    """Only of a lost one: do processes of its job live on without it?"""
+
+    @property
+    def life(self) -> str:
+        """Names the child's present life, as its environment does (ISLANDCTL_LIFE)."""
+        return f"{self.supervisor_pid}.{self.restarts}"

@@ -30,7 +30,8 @@ BEAT_S = 2.0
 """How often state.json is written anew while nothing changes."""
 START_TIMEOUT_S = 10.0
 CRASH_GRACE_S = 10.0
-MARK, JOB = "ISLANDCTL_RUN", "ISLANDCTL_JOB"
+MARK, JOB, LIFE = "ISLANDCTL_RUN", "ISLANDCTL_JOB", "ISLANDCTL_LIFE"
+ASKED = "asked to stop"
 LIVE = ("starting", "running", "backoff", "stopping")
 
 
@@ -196,7 +197,7 @@ def states(folders: list[str]) -> list[dict[str, Any]]:
             answers.append({"state": "absent"})
             continue
         answer: dict[str, Any] = {
-            key: state.get(key) for key in ("state", "restarts", "child_pid", "supervisor_pid", "since")
+            key: state.get(key) for key in ("state", "restarts", "child_pid", "supervisor_pid", "since", "last")
         }
         answer["beat_age_s"] = max(0.0, time.time() - state.get("beat", 0.0))
         if state["state"] in LIVE and not lives(state):
@@ -205,6 +206,9 @@ def states(folders: list[str]) -> list[dict[str, Any]]:
             answer["state"] = state["state"] if state["state"] == "ended" else "lost"
             rebooted = state.get("boot_id") != boot_id()
             answer["reason"] = "the node was rebooted" if rebooted else "the supervisor was killed"
+            job = read_json(os.path.join(folder, "job.json")) or {}
+            rest = marked(job["mark"], job["name"]) if "mark" in job else ()
+            answer["orphans"] = any(LIFE in environ for _, _, environ in rest)  # the next supervisor has none
         ended = read_json(os.path.join(folder, "exit.json")) if answer["state"] == "ended" else None
         if ended:
             answer.update({key: ended.get(key) for key in ("outcome", "code", "signal", "reason", "restarts")})
@@ -267,7 +271,7 @@ class Supervisor:
 
     def _stop_asked(self) -> bool:
         if not self.asked and os.path.exists(self._path("stop")):
-            self.asked = "asked to stop"
+            self.asked = ASKED
         return bool(self.asked)
 
     def _wait(self, seconds: float) -> None:
@@ -288,7 +292,7 @@ class Supervisor:
             signal.signal(number, self._on_signal)
         # What lies there now is of an earlier life, unless a lost predecessor had a child since.
         before = _signature(self.job.get("outcome")) if held is None else held.get("outcome_before")
-        self._tell("starting", child_pid=None, outcome_before=before)
+        self._tell("starting", child_pid=None, outcome_before=before, last=(held or {}).get("last", ""))
         if held is not None:
             self.restarts = held.get("restarts", 0)
             self._log(f"taking over from supervisor {held.get('supervisor_pid')}, which was lost")
@@ -308,7 +312,7 @@ class Supervisor:
             if verdict is None:
                 self.restarts += 1
                 self.failures += 1
-                self._pause(code)
+                self._pause(code, self._cause(code, before))
         left = self._end_rest()
         if left:
             verdict["reason"] = f"{verdict.get('reason', '')}; processes that would not end: {left}"
@@ -353,7 +357,7 @@ class Supervisor:
             if secrets is None:
                 raise ValueError(f"{path} is missing or is not a JSON object")
             env.update(secrets)
-        env.update({MARK: job["mark"], JOB: job["name"]})
+        env.update({MARK: job["mark"], JOB: job["name"], LIFE: f"{os.getpid()}.{self.restarts}"})
         argv = list(job["argv"])
         if job.get("setup"):
             argv = ["/bin/sh", "-c", "\n".join(job["setup"]) + '\nexec "$@"', "sh", *argv]
@@ -432,10 +436,17 @@ class Supervisor:
             return dict(how, outcome="failed", reason=reason)
         return None
 
-    def _pause(self, code: int) -> None:
+    def _cause(self, code: int, before: list[int] | None) -> str:
+        """Why the child ended though nobody had asked it to: in its own words, or by its exit code."""
+        path = self.job.get("outcome")
+        told = read_json(path) if path and _signature(path) != before else None
+        said = told.get("reason") if told and told.get("outcome") == "failed" else ""
+        return str(said or ending(code))
+
+    def _pause(self, code: int, cause: str) -> None:
         pause = min(self.restart["backoff_limit_s"], self.restart["backoff_s"] * 2.0 ** min(self.failures - 1, 30))
         self._note(f"islandctl: {ending(code)}; restart {self.restarts} in {pause:.1f} s")
-        self._tell("backoff", child_pid=None)
+        self._tell("backoff", child_pid=None, last=cause)
         end = time.monotonic() + pause
         while time.monotonic() < end and not self._stop_asked():
             self._beat()

@@ -43,6 +43,8 @@ class Heartbeat(Model):
     """Rounds resolved after their planned step."""
     message: str = ""
     """One line for the user, for example what it waits for."""
+    life: str = ""
+    """The life of the workers that says this, as their supervisor counts (ISLANDCTL_LIFE); empty: not known."""
 
 
 class CellStatus(Model):

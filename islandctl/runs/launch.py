@@ -124,9 +124,11 @@ def _or_undo(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> Iterator[
         say(f"{record.run}: the launch ends: clearing up")
         now = records.load(record.run)
         report = end_everything(now, plan, reach, say)
-        records.change(now, phase="failed", reason=reason, launcher_pid=0)
+        now = records.change(now, phase="failed", reason=reason, launcher_pid=0)
         for line in report.lines:
             say(line)
+        if not now.gives_way:
+            say(f"islandctl remove {now.run} frees the name {now.run}")
         raise
 
 

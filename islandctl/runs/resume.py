@@ -101,7 +101,8 @@ def _ask(record: RunRecord, reach: Reach) -> dict[NodeRecord, SupervisorState]:
     if record.phase == "failed" or not record.reached_workers:
         raise UsageError(
             f"{record.run}: its launch never got to the workers; there is nothing to resume",
-            hint="islandctl launch starts it anew, under another name (--run)",
+            hint="islandctl launch starts it anew"
+            + ("" if record.gives_way else f"; islandctl remove {record.run} frees its name"),
         )
 
     def ask(node: NodeRecord) -> SupervisorState:

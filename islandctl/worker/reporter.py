@@ -7,6 +7,7 @@ verdict of the relay on the cell itself (its held-out text differs, its attempt 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -182,4 +183,10 @@ def first_heartbeat(job: CellJob, held_out_hash: str) -> Heartbeat:
         tokens=0,
         tokens_per_s=0.0,
         held_out_hash=held_out_hash,
+        life=life(),
     )
+
+
+def life() -> str:
+    """Which life of the workers this is, as their supervisor counts; empty without one."""
+    return os.environ.get("ISLANDCTL_LIFE", "")

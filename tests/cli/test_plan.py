@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import typer
@@ -13,9 +14,12 @@ import yaml
 from typer.testing import CliRunner
 
 from islandctl.cli.plan import plan
+from islandctl.cli.plan_view import show
 from islandctl.cli.schema import schema
 from islandctl.errors import ConfigError, InfeasibleError, IslandError, UsageError
 from islandctl.planner.file import load_plan
+from islandctl.planner.plan import Finding
+from tests.runs import builders as make
 
 ROOT = Path(__file__).parents[2]
 DEMO = [f"{ROOT}/recipes/demo.yaml", "--site", f"{ROOT}/site-profiles/local-a.yaml"]
@@ -57,6 +61,15 @@ def test_the_case_study_shows_its_share_of_the_link() -> None:
 def test_the_last_line_is_the_next_command() -> None:
     output, _ = run("plan", *DEMO)
     assert output.splitlines()[-1] == "feasible  next: islandctl launch " + " ".join(DEMO)
+
+
+def test_what_is_fine_here_and_a_warning_there_has_one_mark(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "no price known: the cost is left out"
+    levels: tuple[tuple[Literal["ok", "warn"], str], ...] = (("ok", "here"), ("warn", "there"))
+    findings = tuple(Finding(level=level, place=f"site {place}", text=text) for level, place in levels)
+    show(make.plan().model_copy(update={"findings": findings}), command="islandctl launch run.plan")
+    said = [line for line in capsys.readouterr().out.splitlines() if text in line]
+    assert said == [f"! site there: {text}"]
 
 
 def test_json_is_the_plan(tmp_path: Path) -> None:

@@ -110,6 +110,35 @@ def test_restarts_with_backoff_up_to_the_limit(kept: Kept) -> None:
     assert "exit code 3; 3 restarts without progress" in state.reason
     assert kept.log.count("life") == 4
     assert "restart 1 in 0.1 s" in kept.log
+    assert state.last == "exit code 3"
+
+
+def test_every_life_of_the_child_has_a_name(kept: Kept) -> None:
+    pid = kept.start("import os, sys; print('life', os.environ['ISLANDCTL_LIFE']); sys.exit(3)")
+    assert kept.ended().life == f"{pid}.3"
+    assert [line for line in kept.log.splitlines() if line.startswith("life")] == [
+        f"life {pid}.{n}" for n in range(4)
+    ]
+
+
+def test_the_childs_own_words_about_its_last_end_are_kept(kept: Kept) -> None:
+    program = """
+        import json, os, pathlib, sys, time
+        if not pathlib.Path("again").exists():
+            pathlib.Path("again").touch()
+            json.dump({"outcome": "failed", "retry": True, "reason": "disk full"}, open("outcome.json", "w"))
+            sys.exit(1)
+        os.unlink("outcome.json")
+        time.sleep(60)
+    """
+    kept.start(program, outcome=str(kept.root / "outcome.json"))
+    until(lambda: kept.state.restarts == 1 and kept.state.state == "running", "the second life")
+    assert kept.state.last == "disk full"
+    os.kill(kept.state.supervisor_pid or 0, signal.SIGKILL)
+    until(lambda: kept.state.state == "lost", "state lost")
+    assert (kept.state.orphans, kept.state.last) == (True, "disk full")
+    supervisor.end_marked(kept.mark, None, 0.0)
+    assert kept.state.orphans is False
 
 
 @pytest.mark.slow

@@ -39,6 +39,8 @@ def test_a_run_from_launch_to_end(machine: Machine) -> None:
     assert east[-1][1] < east[0][1] - 1.0
     assert east[-1] == west[-1]
     assert status["joint_checkpoint"]["step"] == 60
+    looks = machine.islandctl("status", "whole", "--watch", "--json").stdout.splitlines()
+    assert [json.loads(look)["state"] for look in looks] == ["finished"]
 
     stopped = machine.islandctl("stop", "whole", "--json")
     assert stopped.returncode == 0, stopped.stdout
@@ -51,7 +53,7 @@ def test_a_run_from_launch_to_end(machine: Machine) -> None:
     assert "a run called whole exists already" in again.stderr
 
     shown = machine.islandctl("checkpoints", "whole", "--json")
-    assert [row["step"] for row in json.loads(shown.stdout)["rows"] if row["joint"]] == [40, 60]
+    assert [row["step"] for row in json.loads(shown.stdout)["rows"] if row["resumable"]] == [40, 60]
     listed = machine.islandctl("runs", "--json")
     assert [run["run"] for run in json.loads(listed.stdout)] == ["whole"]
     west = ("logs", "whole", "--site", "west", "--rank", "0")
