@@ -176,7 +176,7 @@ class Exchange(Settings):
     """How values travel; norms, routers, embeddings and what ``exact`` names go as bf16 (with ``fp32``: whole)."""
     rounding: Rounding | None = None
     """Left out: ``stochastic`` for int8 and int4, ``nearest`` for the others, which know no other."""
-    block: int | None = None
+    block: int | None = Field(default=None, ge=4, le=65_535)
     """Values per scale. Left out: 256 for int8, 128 for int4, 64 for 2bit."""
     feedback: Share | None = None
     """Share of what compression left out that goes with the next packet. Left out: 1, with 2bit 0.95."""

@@ -199,7 +199,7 @@ class Rounds:
                 state.residual[c] = torch.zeros_like(result.anchor)
             else:
                 left = torch.sub(mine.vector[c], result.own)
-                if self._settings.apply == "blend":  # the value still holds the share alpha of what was owed before
+                if self._settings.apply == "blend":  # the value still holds the share alpha of what was owed, whole
                     alpha = self._settings.alpha
                     left = torch.add(left.mul(1 - alpha), state.residual[c].mul(alpha))
                 state.residual[c] = left

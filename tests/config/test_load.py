@@ -185,7 +185,7 @@ def test_a_wrong_profile_names_place_and_cause(tmp_path: Path, old: str, new: st
         (
             "name: r",
             "name: r\nexchange: {codec: int4, block: 1}",
-            "exchange.block: a block of 1 values: it must be 4",
+            "exchange.block: 1 is too small",
         ),
         ("name: r", "name: r\nexchange: {feedback: 1.5}", "exchange.feedback: "),
         ("name: r", "name: r\nrelay: {host: 'a b'}", "relay.host: host 'a b'"),

@@ -71,8 +71,7 @@ def encode_with_feedback(
         return payload, torch.sub(vector_there, found_there)
     d, e = _floats(delta), _floats(residual)
     buffer, write = _begin(codec, len(d), key)
-    left = torch.empty(len(d), dtype=torch.float32)
-    left_array: Floats = left.numpy()
+    left = np.empty(len(d), dtype=np.float32)  # numpy's, as it asks the kernel for large pages
     told: Floats | None = None if decoded is None else decoded.numpy()
     vector, room = (np.empty(min(codec.tile, len(d)), dtype=np.float32) for _ in range(2))
     share = np.float32(beta)
@@ -87,11 +86,11 @@ def encode_with_feedback(
                 np.add(d[tile], v, out=v)
             found = room[: len(v)] if told is None else told[tile]
             write(start, v, found)
-            np.subtract(v, found, out=left_array[tile])
+            np.subtract(v, found, out=left[tile])
     except NotFiniteError as error:
         raise _refusal(key) from error
     del write  # as in ``encode``
-    return buffer.getvalue(), left
+    return buffer.getvalue(), torch.from_numpy(left)
 
 
 def decode(payload: bytes | memoryview, out: Tensor | None = None) -> Tensor:
@@ -118,7 +117,7 @@ def decode(payload: bytes | memoryview, out: Tensor | None = None) -> Tensor:
     if len(body) != body_bytes(codec.name, block, count):
         raise ExchangeError(f"damaged {codec.name} payload: {len(body)} bytes for {count} values")
     if out is None:
-        out = torch.empty(count, dtype=torch.float32)
+        out = torch.from_numpy(np.empty(count, dtype=np.float32))
     elif len(out) != count:
         raise ExchangeError(f"{count} values do not fit a room for {len(out)}")
     room = torch.empty(count, dtype=torch.float32) if out.is_cuda and not _is_fused(codec) else out
