@@ -185,6 +185,22 @@ def test_a_wrong_profile_names_place_and_cause(tmp_path: Path, old: str, new: st
             "lr: 1e-3, betas: [0.9, 1.0]",
             "training.optimizer.betas[1]: 1.0 is too large; must be less than",
         ),
+        (
+            "lr: 1e-3",
+            "lr: 1e-3, block: 64",
+            "r.yaml:8:32: training.optimizer.block: 'block' is only for kind: shampoo, not adamw",
+        ),
+        (
+            "lr: 1e-3",
+            "lr: 1e-3, kind: muon, refresh: 5",
+            "training.optimizer.refresh: 'refresh' is only for kind: shampoo or soap, not muon",
+        ),
+        (
+            "lr: 1e-3",
+            "lr: 1e-3, kind: shampo",
+            "'shampo' is none of: adamw, shampoo, soap, muon; did you mean shampoo?",
+        ),
+        ("lr: 1e-3", "lr: 1e-3, kind: shampoo, graft: sgd", "training.optimizer.graft: 'sgd' is none of: adam, none"),
         ("heads: 2", "heads: 3", "r.yaml:2:51: model.heads: width 16 is not divisible by heads 3"),
         ("kind: dense", "kind: moe", "r.yaml:2:15: model.kind: kind: moe needs experts and"),
         ("[python-stdlib]", "[]", "data.paths: at least 1 value is needed"),
