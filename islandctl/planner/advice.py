@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, get_args
 
-from islandctl.config.recipe import Exchange, Training
+from islandctl.config.codec import FACTS, CodecName
+from islandctl.config.recipe import Training
 from islandctl.config.units import bits_per_s_text, bytes_text, memory_text, seconds_text
 from islandctl.errors import IslandError
 from islandctl.planner.change import BOTH_WAYS, EVERY_SITE, Case
@@ -18,7 +19,6 @@ WAITING = 0.99
 """A cell that trains for less of the time than this is worth advice."""
 MOST_CELLS = 64
 """With more, planning again and again would take longer than it helps."""
-_CODEC_BITS = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4, "2bit": 2}
 
 
 def changes(case: Case, plan: Plan, replan: Replan) -> tuple[Change, ...]:
@@ -175,10 +175,9 @@ def _more_fragments(case: Case) -> Sequence[int]:
     return range(exchange.fragments + 1, min(case.recipe.value.model.layers, exchange.window) + 1)
 
 
-def _smaller_codecs(codec: str) -> list[str]:
-    known = get_args(Exchange.model_fields["codec"].annotation)
-    smaller = [one for one in known if _CODEC_BITS.get(one, 99) < _CODEC_BITS.get(codec, 0)]
-    return sorted(smaller, key=lambda one: -_CODEC_BITS[one])
+def _smaller_codecs(codec: CodecName) -> list[str]:
+    smaller = [(-facts.bits, name) for name, facts in FACTS.items() if facts.bits < FACTS[codec].bits]
+    return [name for _, name in sorted(smaller)]
 
 
 def _others(section: Any, key: str, present: str) -> list[str]:

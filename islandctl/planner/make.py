@@ -19,7 +19,7 @@ from islandctl.planner.change import Case
 from islandctl.planner.constraints import constraints
 from islandctl.planner.cost import cost_finding
 from islandctl.planner.estimate import Setting, estimates, resolve, shares
-from islandctl.planner.fragments import fragment_sizes
+from islandctl.planner.fragments import fragment_sizes, unused_pattern
 from islandctl.planner.limits import not_yet
 from islandctl.planner.parameters import parameters
 from islandctl.planner.plan import Finding, MethodRow, Plan, config_hash
@@ -71,6 +71,12 @@ def _plan(case: Case) -> tuple[Plan, Setting]:
             f"{recipe.at('exchange', 'fragments')}: exchange.fragments: {error}",
             hint=f"set exchange.fragments to at most {recipe.value.model.layers}",
         ) from error
+    unused = unused_pattern(recipe.value.model, recipe.value.exchange)
+    if unused is not None:
+        raise ConfigError(
+            f"{recipe.at('exchange', 'exact')}: exchange.exact: no parameter of the model fits '{unused}'",
+            hint="names look like blocks.0.attention.q.weight; * stands for anything",
+        )
     known = {site.value.name: (site.value, accelerator(site)) for site in sites}
     setting = resolve(recipe.value, counts, fragments, cells, known)
     estimated = estimates(setting)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import pytest
 
 from islandctl.errors import ConfigError
+from islandctl.planner.change import Case
 from islandctl.planner.make import make_plan
 from islandctl.planner.plan import Finding, Plan
 
@@ -209,6 +210,11 @@ def test_an_accelerator_of_the_profile(recipe: Any, site: Any) -> None:
     assert plan.estimates[1].memory_limit.value == 95e9
 
 
+def test_a_pattern_of_exact_that_fits_nothing_is_refused(recipe: Any, site: Any) -> None:
+    with pytest.raises(ConfigError, match=r"recipe.yaml:\d+:\d+: exchange.exact: no parameter .* fits 'router'"):
+        make_plan(recipe(exchange__exact=["*.q.*", "router"]), [site("a"), site("b")])
+
+
 def test_more_fragments_than_layers_names_the_place(recipe: Any, site: Any) -> None:
     with pytest.raises(ConfigError, match=r"recipe.yaml:\d+:\d+: exchange.fragments: 5 fragments are more than"):
         make_plan(recipe(exchange__fragments=5), [site("a"), site("b")])
@@ -252,3 +258,15 @@ def test_many_sites(recipe: Any, site: Any) -> None:
     plan = make_plan(recipe(), many)
     assert len(plan.estimates) == 200
     assert plan.estimates[0].bytes_down_per_window.value == 199 * plan.estimates[0].bytes_up_per_window.value
+
+
+def test_the_case_study_at_four_bits_is_132_gigabits(shipped: Any) -> None:
+    """5.3 s of a window at 25 Gbit/s, as 4 bits and their scales come to."""
+    loaded, sites = shipped("case-study-32b", "us-b300", "asia-gb300")
+    case = Case(loaded, sites).changed("exchange.codec", "int4")
+    plan = make_plan(case.recipe, case.sites)
+    assert plan.feasible
+    for estimate in plan.estimates:
+        bits = estimate.bytes_up_per_window.value * 8
+        assert bits == pytest.approx(132e9, rel=0.005)
+        assert bits / 25e9 == pytest.approx(5.3, abs=0.03)
