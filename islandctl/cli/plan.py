@@ -62,8 +62,7 @@ def plan(
     if is_plan(recipe):
         raise UsageError(f"{recipe}: is a plan already", hint=f"islandctl launch {recipe}")
     case = Case(load_recipe(recipe), [load_site(path) for path in site])
-    for setting in settings or ():
-        case = case.changed(*parse_setting(setting))
+    case = case.changed_together([parse_setting(setting) for setting in settings or ()])
     if sweeps:
         if out is not None or explain:
             raise UsageError("--sweep makes many plans: without --out and --explain", hint="--set plans one of them")

@@ -31,30 +31,46 @@ class Case:
         self.sites = tuple(sites)
 
     def changed(self, path: str, value: Any) -> Case:
-        """With ``value`` (as in a file) at ``path``.
+        """With ``value`` (as in a file) at ``path``; see ``changed_together``."""
+        return self.changed_together([(path, value)])
+
+    def changed_together(self, settings: Sequence[tuple[str, Any]]) -> Case:
+        """With all of ``settings``, (path, value as in a file). Only the outcome must hold together, no step on the
+        way: ``exchange.window=1`` with ``exchange.overlap=0`` is possible where either alone is not.
 
         Raises:
             UsageError: no such key, or a value that is not possible there.
         """
+        of_recipe: list[tuple[str, Any]] = []
+        of_site: list[list[tuple[str, Any]]] = [[] for _ in self.sites]
+        for path, value in settings:
+            first, _, rest = path.partition(".")
+            if rest and (first == EVERY_SITE or any(site.value.name == first for site in self.sites)):
+                for site, own in zip(self.sites, of_site, strict=True):
+                    if first in (EVERY_SITE, site.value.name):
+                        own.append((rest, value))
+            else:
+                self._refuse_unknown(path)
+                of_recipe.append((path, value))
+        sites = [_with(site, own) for site, own in zip(self.sites, of_site, strict=True)]
+        return Case(_with(self.recipe, of_recipe), sites)
+
+    def _refuse_unknown(self, path: str) -> None:
+        """A path that is meant for the recipe, but begins with nothing of it."""
         first, _, rest = path.partition(".")
         names = [site.value.name for site in self.sites]
-        if not rest or (first != EVERY_SITE and first not in names):
-            if first in SiteProfile.model_fields and first not in Recipe.model_fields:
-                raise UsageError(
-                    f"--set {path}: '{first}' is a key of profiles",
-                    hint=f"write site.{path} for all sites, or {names[0]}.{path}",
-                )
-            if rest and first not in Recipe.model_fields:
-                raise UsageError(
-                    f"--set {path}: '{first}' is neither a site here ({_some(names)}) nor a section of the recipe",
-                    hint=_meant(path, [*names, EVERY_SITE, *Recipe.model_fields]),
-                )
-            return Case(_with(self.recipe, path, value, f"--set {path}"), self.sites)
-        sites = [
-            _with(site, rest, value, f"--set {path}") if first in (EVERY_SITE, site.value.name) else site
-            for site in self.sites
-        ]
-        return Case(self.recipe, sites)
+        if first in Recipe.model_fields:
+            return
+        if first in SiteProfile.model_fields:
+            raise UsageError(
+                f"--set {path}: '{first}' is a key of profiles",
+                hint=f"write site.{path} for all sites, or {names[0]}.{path}",
+            )
+        if rest:
+            raise UsageError(
+                f"--set {path}: '{first}' is neither a site here ({_some(names)}) nor a section of the recipe",
+                hint=_meant(path, [*names, EVERY_SITE, *Recipe.model_fields]),
+            )
 
     def now(self, path: str) -> Any:
         """The value at ``path`` as it would be written; of several sites the first one's. None: left out."""
@@ -77,25 +93,29 @@ def parse_setting(text: str) -> tuple[str, str]:
     return path.strip(), value.strip()
 
 
-def _with(loaded: Loaded[T], path: str, value: Any, words: str) -> Loaded[T]:
+def _with(loaded: Loaded[T], settings: Sequence[tuple[str, Any]]) -> Loaded[T]:
+    if not settings:
+        return loaded
     data = loaded.value.model_dump(mode="json", exclude_unset=True)
-    keys = path.split(".")
-    if keys[-2:] == ["wan", BOTH_WAYS]:
-        data["wan"] |= {"up": value, "down": value}
-    else:
+    for path, value in settings:
+        *sections, last = path.split(".")
         inner = data
-        for key in keys[:-1]:
+        for key in sections:
             inner = inner.setdefault(key, {})
             if not isinstance(inner, dict):
-                raise UsageError(f"{words}: {key} has no keys of its own", hint="`islandctl schema` lists the keys")
-        inner[keys[-1]] = value
+                raise UsageError(
+                    f"--set {path}: {key} has no keys of its own", hint="`islandctl schema` lists the keys"
+                )
+        both = sections[-1:] == ["wan"] and last == BOTH_WAYS
+        inner.update({"up": value, "down": value} if both else {last: value})
     kind = type(loaded.value)
     try:
         return dataclasses.replace(loaded, value=kind.model_validate(data))
     except ValidationError as error:
+        said = ", ".join(f"{path}={value}" for path, value in settings)
         word = "recipe" if kind is Recipe else "site"
         raise UsageError(
-            f"{words}={value}: {explain(error, kind)[0]}", hint=f"`islandctl schema {word}` lists every key"
+            f"--set {said}: {explain(error, kind)[0]}", hint=f"`islandctl schema {word}` lists every key"
         ) from error
 
 

@@ -130,10 +130,8 @@ def sweep(
         values = tuple(axis.values[index] for axis, index in zip(axes, chosen, strict=True))
         numbers = tuple(axis.numbers[index] for axis, index in zip(axes, chosen, strict=True))
         try:
-            new = case
-            for axis, value in zip(axes, values, strict=True):
-                new = new.changed(axis.path, value)
-            plan, setting = planned(new)
+            together = [(axis.path, value) for axis, value in zip(axes, values, strict=True)]
+            plan, setting = planned(case.changed_together(together))
             points.append(_point(values, numbers, plan, shares(setting, plan)))
         except IslandError as error:
             last = error

@@ -164,6 +164,17 @@ def test_settings_are_planned_and_shown(tmp_path: Path) -> None:
     assert isinstance(error, ConfigError)
 
 
+def test_settings_must_hold_together_and_not_one_by_one() -> None:
+    """Data-parallel training: a window of one step, whole, without overlap. Each alone contradicts the others."""
+    words = ["exchange.window=1", "exchange.fragments=1", "exchange.overlap=0"]
+    output, error = run("plan", *CASE, *(part for word in words for part in ("--set", word)))
+    assert isinstance(error, InfeasibleError)
+    assert "window 1, 1 fragments, overlap 0" in output
+    _, error = run("plan", *CASE, "--set", words[0])
+    assert isinstance(error, UsageError)
+    assert "overlap 5 must be smaller than window 1" in error.message
+
+
 def test_what_binds_comes_with_what_lifts_it() -> None:
     output, error = run("plan", *CASE, "--set", "site.wan.bandwidth=300 Mbit/s")
     assert isinstance(error, InfeasibleError)
