@@ -9,17 +9,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from islandctl.cli.options import Json, Sites, flag
+from islandctl.cli.options import Json, MaybeSites, flag
 from islandctl.errors import InfeasibleError, UsageError
 
 if TYPE_CHECKING:
+    from islandctl.config.load import Loaded
+    from islandctl.config.recipe import Recipe
+    from islandctl.config.site import SiteProfile
     from islandctl.planner.change import Case
+    from islandctl.planner.from_run import Shown
     from islandctl.planner.plan import Plan
 
 
 def plan(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe (YAML).", show_default=False)],
-    site: Sites,
+    recipe: Annotated[
+        Path | None, typer.Argument(metavar="RECIPE", help="The recipe (YAML).", show_default=False)
+    ] = None,
+    site: MaybeSites = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="Save the plan, for `islandctl launch`.")
     ] = None,
@@ -36,6 +42,12 @@ def plan(
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw the sweep as SVG, or PNG (needs matplotlib).")
     ] = None,
     explain: Annotated[bool, flag("--explain", help="Every figure with its range, formula and inputs.")] = False,
+    from_run: Annotated[
+        str | None,
+        typer.Option(
+            "--from-run", metavar="RUN", help="Hold a run against its plan, or plan with what it has shown."
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Check recipe and profiles, and say what would run where, whether it fits, how fast, and what it costs.
@@ -47,21 +59,26 @@ def plan(
     A PATH is a key of the recipe (exchange.overlap), of one site (oslo.wan.up) or of all (site.wan.up);
     wan.bandwidth is both directions.
 
+    With --from-run alone, a run is held against its plan. With --set, --sweep, --explain, --out or a RECIPE as well,
+    everything is planned again with what the run has shown in place of what was assumed; without a RECIPE, as the run
+    itself was planned.
+
     Examples:
       islandctl plan recipe.yaml --site us.yaml --site asia.yaml
       islandctl plan recipe.yaml --site us.yaml --site asia.yaml --out run.plan
       islandctl plan recipe.yaml --site us.yaml --site asia.yaml --set exchange.overlap=8 --explain
       islandctl plan recipe.yaml --site us.yaml --site asia.yaml --sweep 'site.wan.bandwidth=1..100 Gbit/s'
       islandctl plan recipe.yaml --site us.yaml --site asia.yaml --json | jq .feasible
+      islandctl plan --from-run demo-1
     """
-    from islandctl.config.load import load_recipe, load_site
-    from islandctl.planner.change import Case, parse_setting
-    from islandctl.planner.file import is_plan
+    from islandctl.planner.change import parse_setting
     from islandctl.planner.make import make_plan
 
-    if is_plan(recipe):
-        raise UsageError(f"{recipe}: is a plan already", hint=f"islandctl launch {recipe}")
-    case = Case(load_recipe(recipe), [load_site(path) for path in site])
+    shown = _shown(from_run)
+    if shown is not None and recipe is None and not (settings or sweeps or out or explain):
+        _compare(shown, json=json)
+        return
+    case = _case(recipe, site or [], shown)
     case = case.changed_together([parse_setting(setting) for setting in settings or ()])
     if sweeps:
         if out is not None or explain:
@@ -70,7 +87,7 @@ def plan(
         return
     if csv is not None or plot is not None:
         raise UsageError("--csv and --plot belong to --sweep", hint="--sweep exchange.overlap=1..20 --csv FILE")
-    made = make_plan(case.recipe, case.sites)
+    made = make_plan(case.recipe, case.sites, case.shown)
     if out is not None:
         save_plan(made, out)
     if json:
@@ -82,9 +99,64 @@ def plan(
     else:
         from islandctl.cli.plan_view import show
 
-        show(made, command=_launch_command(made, recipe, site, out), settings=tuple(settings or ()))
+        command = _launch_command(recipe, site or [], out)
+        show(made, command=command, settings=tuple(settings or ()), run=from_run)
     if not made.feasible:
         raise InfeasibleError(f"the plan cannot work: {_what_binds(made)}", hint=_what_helps(made))
+
+
+def _shown(run: str | None) -> Shown | None:
+    if run is None:
+        return None
+    from islandctl.cli import output
+    from islandctl.runs.record import load
+    from islandctl.runs.shown import shown_by
+
+    return shown_by(load(run), output.message)
+
+
+def _compare(shown: Shown, *, json: bool) -> None:
+    if json:
+        from islandctl.cli import output
+
+        cells = [cell.model_dump(mode="json") for cell in shown.cells]
+        compared = [one.model_dump(mode="json") for one in shown.comparisons()]
+        output.as_json({"run": shown.run, "cells": cells, "comparisons": compared})
+    else:
+        from islandctl.cli import plan_run
+
+        plan_run.show(shown)
+
+
+def _case(recipe: Path | None, sites: list[Path], shown: Shown | None) -> Case:
+    """What is to be planned: the files that are named, or what the run was planned from.
+
+    Raises:
+        ConfigError: a file is wrong.
+        UsageError: no recipe, or a plan in its place.
+    """
+    from islandctl.config.load import load_recipe, load_site
+    from islandctl.planner.change import Case
+    from islandctl.planner.file import is_plan
+
+    if recipe is None:
+        if shown is None:
+            raise UsageError("missing argument RECIPE", hint="islandctl plan --help")
+        if sites:
+            raise UsageError("--site without a RECIPE", hint="name the recipe too, or leave --site out")
+        return Case(*as_loaded(shown.plan), shown)
+    if is_plan(recipe):
+        raise UsageError(f"{recipe}: is a plan already", hint=f"islandctl launch {recipe}")
+    return Case(load_recipe(recipe), [load_site(path) for path in sites], shown)
+
+
+def as_loaded(plan: Plan) -> tuple[Loaded[Recipe], list[Loaded[SiteProfile]]]:
+    """A plan's own recipe and profiles, as if they were loaded from their files again."""
+    from islandctl.config.load import Loaded
+
+    (first, known), *rest = plan.sources.items()
+    recipe = Loaded(plan.recipe, first, known)
+    return recipe, [Loaded(site, path, text) for site, (path, text) in zip(plan.sites, rest, strict=True)]
 
 
 def _what_binds(plan: Plan) -> str:
@@ -144,9 +216,11 @@ def save_plan(plan: Plan, path: Path) -> None:
         ) from error
 
 
-def _launch_command(plan: Plan, recipe: Path, sites: list[Path], out: Path | None) -> str:
+def _launch_command(recipe: Path | None, sites: list[Path], out: Path | None) -> str:
     from shlex import quote
 
     if out is not None:
         return f"islandctl launch {quote(str(out))}"
+    if recipe is None:
+        return "--out FILE saves it for islandctl launch"
     return " ".join(["islandctl launch", quote(str(recipe)), *(f"--site {quote(str(path))}" for path in sites)])

@@ -25,12 +25,19 @@ _LEGEND = "sent, fetched: a window; round: snapshot to result; link: share of ti
 _MARKS = {"fail": ("✗", "bold red"), "warn": ("!", "yellow"), "ok": ("✓", "green")}
 
 
-def show(plan: Plan, *, command: str, settings: Sequence[str] = ()) -> None:
-    """Print the plan, its findings, and the command that launches it; ``settings``: what ``--set`` has changed."""
+def show(plan: Plan, *, command: str, settings: Sequence[str] = (), run: str | None = None) -> None:
+    """Print the plan, its findings, and the command that launches it.
+
+    Args:
+        settings: what ``--set`` has changed.
+        run: whose figures have taken the place of assumed ones.
+    """
     console = wide_console()
     console.print(_title(plan))
     if settings:
         console.print(Text(f"with {', '.join(settings)}", style="bold"))
+    if run is not None:
+        console.print(Text(_measured_words(plan, run), style="bold"))
     console.print(_sites(plan))
     console.print(_cells(plan))
     console.print(Text(_LEGEND, style="dim"))
@@ -56,6 +63,17 @@ def wide_console() -> Console:
     return Console(highlight=False, emoji=False, width=MAX_COLUMNS)
 
 
+def _measured_words(plan: Plan, run: str) -> str:
+    """Which figures are measured, and where."""
+    names = ("step", "memory", "sent", "fetched", "exchange")
+    used = [
+        name
+        for name in names
+        if any(site.measured.source == f"run {run}" and getattr(site.measured, name) for site in plan.sites)
+    ]
+    return f"measured in run {run}: {', '.join(used) or 'nothing that holds for this recipe and these sites'}"
+
+
 def _title(plan: Plan) -> Text:
     recipe, training, exchange = plan.recipe, plan.recipe.training, plan.recipe.exchange
     text = Text()
@@ -73,7 +91,7 @@ def _title(plan: Plan) -> Text:
 
 
 def _sites(plan: Plan) -> Table:
-    table = _table("site", "accelerators", "nodes", "scheduler", "link up", "link down", "rtt")
+    table = plain_table("site", "accelerators", "nodes", "scheduler", "link up", "link down", "rtt")
     emulate = plan.recipe.relay.emulate
     for site in plan.sites:
         up, down, rtt = site.wan.up, site.wan.down, site.wan.rtt
@@ -96,7 +114,9 @@ def _nodes(site: SiteProfile) -> str:
 
 
 def _cells(plan: Plan) -> Table:
-    table = _table("cell", "ranks", "memory a rank", "step", "MFU", "tokens/s", "sent", "fetched", "round", "link")
+    table = plain_table(
+        "cell", "ranks", "memory a rank", "step", "MFU", "tokens/s", "sent", "fetched", "round", "link"
+    )
     for column in table.columns[1:]:
         column.justify = "right"
     for names, row in _together(plan):
@@ -180,7 +200,7 @@ def _window_line(plan: Plan) -> str:
 
 
 def _constraints(plan: Plan) -> Table:
-    table = _table("what is used", "where", "needs", "has", "use", "")
+    table = plain_table("what is used", "where", "needs", "has", "use", "")
     for column in table.columns[2:5]:
         column.justify = "right"
     first = plan.constraints[0]
@@ -214,7 +234,7 @@ def amount_text(number: float, unit: str) -> str:
 
 def _methods(plan: Plan) -> Table:
     shares = list(plan.methods[0].bandwidth)
-    table = _table("method (16 bits a value)", "computes", *(f"{float(share):.0%} takes" for share in shares))
+    table = plain_table("method (16 bits a value)", "computes", *(f"{float(share):.0%} takes" for share in shares))
     for column in table.columns[1:]:
         column.justify = "right"
     for row in plan.methods:
@@ -286,7 +306,8 @@ def _verdict(plan: Plan, command: str) -> Text:
     return Text("feasible  ", style="bold green").append(f"next: {typeable(command)}", style="default")
 
 
-def _table(*names: str) -> Table:
+def plain_table(*names: str) -> Table:
+    """Columns under a line, nothing broken."""
     table = Table(*names, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     for column in table.columns:
         column.no_wrap = True

@@ -140,6 +140,14 @@ class Measured(Settings):
     """Seconds of one step that waits for nothing."""
     memory: Bytes | None = None
     """Peak memory of one rank."""
+    sent: Bytes | None = None
+    """Bytes that a cell here sends in a window."""
+    fetched: Bytes | None = None
+    """Bytes that a cell here fetches in a window."""
+    exchange: Annotated[Seconds, within(parse_seconds, least="1 us", most="30 d")] | None = None
+    """Seconds from the largest fragment's snapshot until its result is here."""
+    source: str = "the profile"
+    """Where these figures come from, for people."""
 
 
 class Ssh(Settings):

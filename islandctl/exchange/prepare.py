@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -57,6 +58,8 @@ class Preparer:
         self._schedule = schedule
         self._cell = cell
         self._futures: list[tuple[int, dict[int, Future[Prepared]]] | None] = [None] * len(states)
+        self.done_at: list[float] = [0.0] * len(states)
+        """When the last chunk of each fragment's newest result was ready here, by the monotonic clock."""
 
     def begin(self, fragment: int) -> None:
         """Prepare the fragment's next commit, if there is one that names somebody. Any thread may call."""
@@ -67,8 +70,12 @@ class Preparer:
             futures = {}
             for chunk in self._states[fragment].chunks:
                 futures[chunk.index] = self._courier.fetcher.submit(self._prepare, head, chunk)
-                futures[chunk.index].add_done_callback(lambda _: self._latch.notify())
+                futures[chunk.index].add_done_callback(lambda _: self._done(fragment))
             self._futures[fragment] = (head.seq, futures)
+
+    def _done(self, fragment: int) -> None:
+        self.done_at[fragment] = time.monotonic()
+        self._latch.notify()
 
     def ready(self, fragment: int) -> bool:
         """Whether the next commit is there and can be installed at once."""

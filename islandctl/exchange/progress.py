@@ -41,6 +41,9 @@ class Progress:
         commit, flight = self.follower.next_commit(p), self.rounds.flights[p]
         assert commit is not None
         self.rounds.resolve(p, commit, self.preparer.take(p), self.step)
+        usual = not self.schedule.is_final(commit.window)  # the last rounds travel whole
+        if usual and commit.named and flight is not None and flight.window == commit.window:
+            self.rounds.metrics.round_s[p] = round(self.preparer.done_at[p] - flight.started, 4)
         self.preparer.next(p)
         if flight is not None and flight.window == commit.window and names(commit, self.cell):
             self._meet(commit, flight)

@@ -14,6 +14,7 @@ from islandctl.config.model import Settings
 from islandctl.config.recipe import Recipe
 from islandctl.config.site import SiteProfile
 from islandctl.errors import UsageError
+from islandctl.planner.from_run import Shown
 
 T = TypeVar("T", bound=Settings)
 
@@ -26,9 +27,13 @@ BOTH_WAYS = "bandwidth"
 class Case:
     """A recipe and its sites; every change gives a new one."""
 
-    def __init__(self, recipe: Loaded[Recipe], sites: Sequence[Loaded[SiteProfile]]) -> None:
+    def __init__(
+        self, recipe: Loaded[Recipe], sites: Sequence[Loaded[SiteProfile]], shown: Shown | None = None
+    ) -> None:
         self.recipe = recipe
         self.sites = tuple(sites)
+        self.shown = shown
+        """A run whose figures take the place of assumed ones, wherever it did the same; see ``from_run.adopted``."""
 
     def changed(self, path: str, value: Any) -> Case:
         """With ``value`` (as in a file) at ``path``; see ``changed_together``."""
@@ -53,7 +58,7 @@ class Case:
                 self._refuse_unknown(path)
                 of_recipe.append((path, value))
         sites = [_with(site, own) for site, own in zip(self.sites, of_site, strict=True)]
-        return Case(_with(self.recipe, of_recipe), sites)
+        return Case(_with(self.recipe, of_recipe), sites, self.shown)
 
     def _refuse_unknown(self, path: str) -> None:
         """A path that is meant for the recipe, but begins with nothing of it."""

@@ -105,18 +105,19 @@ def _alone(setting: Setting, cell: CellPlan, shared: _Shared) -> CellEstimate:
     parts = shared.parts(cell.num_ranks, on_cpu)
     step = speed.step_time(recipe, counts, site, known, cell)
     link = setting.links[cell.name]
-    exchange = wan.round_time(fragments, cell, link, shared.slowest_up, partners)
+    exchange = wan.round_time(fragments, cell, link, shared.slowest_up, partners, on_cpu=on_cpu)
+    exchange = _or_measured(exchange, site, "exchange")
     hidden = wan.hidden_time(recipe, step)
     saved = shared.saved(cell.num_ranks)
     return CellEstimate(
         cell=cell.name,
-        memory_per_rank=memory.rank_memory(parts, on_cpu, site.measured.memory),
+        memory_per_rank=memory.rank_memory(parts, on_cpu, site.measured),
         memory_limit=memory.rank_limit(site, known, cells_on_node, cell),
         step=step,
         utilisation=None if step is None else speed.utilisation(recipe, counts, known, cell, step),
         tokens_per_s=speed.tokens_per_s(recipe, step),
-        bytes_up_per_window=shared.sent,
-        bytes_down_per_window=shared.fetched,
+        bytes_up_per_window=_or_measured(shared.sent, site, "sent"),
+        bytes_down_per_window=_or_measured(shared.fetched, site, "fetched"),
         exchange=exchange,
         overlap=hidden,
         wait_per_window=wan.wait_per_window(recipe, exchange, hidden),
@@ -131,6 +132,15 @@ def _alone(setting: Setting, cell: CellPlan, shared: _Shared) -> CellEstimate:
         ),
         checkpoint_write=storage.write_time(saved, site, cells_on_site, cell.num_ranks),
     )  # fmt: skip
+
+
+def _or_measured(planned: Figure, site: SiteProfile, key: Literal["sent", "fetched", "exchange"]) -> Figure:
+    """What a run has shown in place of what follows from the formulas."""
+    seen = getattr(site.measured, key)
+    if seen is None:
+        return planned
+    words = f"measured.{key} of {site.measured.source}"
+    return Figure(value=seen, low=seen, high=seen, unit=planned.unit, formula=words, assumed=False)
 
 
 def _whole_node(site: SiteProfile) -> Figure:

@@ -3,16 +3,43 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from functools import cache
 
 from islandctl.config.codec import FACTS, CodecName, body_bytes
 from islandctl.config.model import Model
 from islandctl.config.recipe import Exchange, ModelRecipe
+from islandctl.ledger.packet import PacketHeader, pack
 from islandctl.planner.parameters import named_parameters
 
 CODEC_HEADER_BYTES = 16
 """In front of every chunk's values."""
-PACKET_OVERHEAD_BYTES = 1024
-"""A packet's own header and its HTTP request, rounded up; counted in the upper bounds only."""
+REQUEST_BYTES = 512
+"""A packet's HTTP request, TLS record headers and answer, rounded up; counted in the upper bounds only."""
+FINAL_CODEC: CodecName = "fp32"
+"""How every value travels in the last round of a run."""
+
+
+@cache
+def packet_header_bytes() -> int:
+    """Bytes in front of a packet's payload: a real header, with a name and numbers of usual length."""
+    header = PacketHeader(
+        run="demo-20300131-1",
+        config_hash="0" * 64,
+        attempt=1,
+        cell=0,
+        fragment=1,
+        window=10,
+        chunk=1,
+        num_chunks=10,
+        version=10,
+        base="0" * 64,
+        step=1000,
+        tokens=10_000,
+        codec="int8",
+        payload_hash="0" * 64,
+        payload_bytes=100_000,
+    )
+    return len(pack(header, b""))
 
 
 class FragmentSize(Model):
@@ -30,6 +57,15 @@ class FragmentSize(Model):
     def values(self) -> int:
         """All values."""
         return self.small + self.large
+
+    @property
+    def final_bytes(self) -> int:
+        """The codec's bytes in the run's last round, where every value travels whole."""
+        return 4 * self.values + self.num_chunks * CODEC_HEADER_BYTES
+
+    def with_headers(self, encoded: int) -> int:
+        """``encoded`` bytes of this fragment as its packets hold them."""
+        return encoded + self.num_chunks * packet_header_bytes()
 
 
 def fragment_sizes(model: ModelRecipe, exchange: Exchange) -> tuple[FragmentSize, ...]:
@@ -51,6 +87,12 @@ def fragment_sizes(model: ModelRecipe, exchange: Exchange) -> tuple[FragmentSize
         is_small = parameter.few or any(fnmatchcase(parameter.name, pattern) for pattern in exchange.exact)
         (small if is_small else large)[fragment] += parameter.values
     return tuple(_size(index, small[index], large[index], exchange) for index in range(num))
+
+
+def chunk_bytes(exchange: Exchange) -> int:
+    """A whole chunk of the recipe's codec as its packet travels."""
+    block = FACTS[exchange.codec].block and (exchange.block or FACTS[exchange.codec].block)
+    return body_bytes(exchange.codec, block, exchange.chunk) + CODEC_HEADER_BYTES + packet_header_bytes()
 
 
 def unused_pattern(model: ModelRecipe, exchange: Exchange) -> str | None:

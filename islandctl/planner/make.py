@@ -20,6 +20,7 @@ from islandctl.planner.constraints import constraints
 from islandctl.planner.cost import cost_finding
 from islandctl.planner.estimate import Setting, estimates, resolve, shares
 from islandctl.planner.fragments import fragment_sizes, unused_pattern
+from islandctl.planner.from_run import Shown, adopted
 from islandctl.planner.limits import not_yet
 from islandctl.planner.parameters import parameters
 from islandctl.planner.plan import Finding, MethodRow, Plan, config_hash
@@ -32,16 +33,19 @@ SHOWN = (0.8, 0.95, 0.99)
 OWN = "this recipe"
 
 
-def make_plan(recipe: Loaded[Recipe], sites: Sequence[Loaded[SiteProfile]]) -> Plan:
+def make_plan(recipe: Loaded[Recipe], sites: Sequence[Loaded[SiteProfile]], shown: Shown | None = None) -> Plan:
     """Resolve a run: who runs where, and a first honest figure for everything that may bind.
 
     The plan may be infeasible (``Plan.feasible``, findings of level ``fail``) or beyond what ``launch`` runs
     (``not_yet``); it is a plan all the same. What binds comes with changes that lift it.
 
+    Args:
+        shown: a run whose figures take the place of assumed ones.
+
     Raises:
         ConfigError: recipe and sites contradict one another, or an accelerator is unknown.
     """
-    case = Case(recipe, sites)
+    case = Case(recipe, sites, shown)
     plan, setting = _plan(case)
     return plan.model_copy(
         update={
@@ -62,6 +66,8 @@ def sweep_plans(case: Case, axes: Sequence[Axis]) -> Swept:
 
 def _plan(case: Case) -> tuple[Plan, Setting]:
     recipe, sites = case.recipe, case.sites
+    if case.shown is not None:
+        sites = tuple(adopted(case.shown, recipe.value, sites))
     cells = make_cells(recipe, sites)
     counts = parameters(recipe.value.model)
     try:

@@ -6,7 +6,7 @@ import math
 
 from islandctl.config.model import Model
 from islandctl.config.recipe import ModelRecipe, Recipe
-from islandctl.config.site import SiteProfile
+from islandctl.config.site import Measured, SiteProfile
 from islandctl.planner import optimizer_state
 from islandctl.planner.activations import LOGIT_BYTES, block_bytes, compute_bytes
 from islandctl.planner.catalogue import CPU, Accelerator
@@ -116,11 +116,12 @@ def rank_parts(
     )
 
 
-def rank_memory(parts: RankMemory, on_cpu: bool, measured: int | None = None) -> Figure:
+def rank_memory(parts: RankMemory, on_cpu: bool, measured: Measured | None = None) -> Figure:
     """Peak memory of one rank, or what a run has shown."""
-    if measured is not None:
+    if measured is not None and measured.memory is not None:
+        seen = measured.memory
         return Figure(
-            value=measured, low=measured, high=measured, unit="B", formula="measured.memory of the profile",
+            value=seen, low=seen, high=seen, unit="B", formula=f"measured.memory of a rank: {measured.source}",
             assumed=False,
         )  # fmt: skip
     fixed = parts.total - parts.activations

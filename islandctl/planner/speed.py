@@ -96,7 +96,12 @@ def step_time(
     if site.measured.step is not None:
         step = site.measured.step
         return Figure(
-            value=step, low=step, high=step, unit="s", formula="measured.step of the profile", assumed=False
+            value=step,
+            low=step,
+            high=step,
+            unit="s",
+            formula=f"measured.step of {site.measured.source}",
+            assumed=False,
         )
     if accelerator.matrix_flops is None:
         return None

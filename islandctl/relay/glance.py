@@ -15,6 +15,8 @@ from islandctl.config.model import Model
 from islandctl.relay.messages import RelayStatus
 
 NAME = "status.json"
+LAST_NAME = "status-at-end.json"
+"""The same as a relay has left it that ended in good order."""
 WRITE_EVERY_S = 1.0
 FRESH_S = 3.0
 """Older: the relay is gone, or too busy to be believed."""

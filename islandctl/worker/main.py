@@ -21,7 +21,7 @@ from islandctl.worker.cell import Cell
 from islandctl.worker.checkpoint import TrainingState
 from islandctl.worker.data import read_text
 from islandctl.worker.links import connect, join, read_all, read_ledger
-from islandctl.worker.metrics import Metrics
+from islandctl.worker.metrics import Metrics, peak_memory
 from islandctl.worker.outcome import Outcome
 from islandctl.worker.parallel import Ranks
 from islandctl.worker.reporter import Reporter, first_heartbeat, life, registered
@@ -97,7 +97,8 @@ class Worker:
                 self.step = self.island.step(self.cell.tokens_per_step)
 
             rate = clock.tick()
-            self.note("train", **vars(result), tokens=self.tokens, tokens_per_s=round(rate, 1))
+            peak = peak_memory(self.ranks.device)
+            self.note("train", **vars(result), tokens=self.tokens, tokens_per_s=round(rate, 1), peak_bytes=peak)
             self.reporter.update(step=self.step, tokens=self.tokens, tokens_per_s=rate, loss=result.loss)
             self.note_exchange()
             if self.step == training.steps:

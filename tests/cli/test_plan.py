@@ -150,3 +150,13 @@ def test_the_command_modules_load_nothing_heavy() -> None:
     code = f"import sys, islandctl.cli.plan, islandctl.cli.schema; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_run_or_a_recipe_must_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ISLANDCTL_HOME", str(tmp_path))
+    _, error = run("plan")
+    assert isinstance(error, UsageError)
+    assert (error.message, error.hint) == ("missing argument RECIPE", "islandctl plan --help")
+    _, error = run("plan", "--from-run", "none")
+    assert isinstance(error, UsageError)
+    assert error.message == "there is no run called none"

@@ -26,9 +26,9 @@ def test_the_demo_fits_and_says_what_it_does_not_know(shipped: Any) -> None:
         assert estimate.link_share is None
         assert estimate.memory_limit is not None
         assert estimate.memory_per_rank.high < 2**30 < estimate.memory_limit.value
-        # one fragment of 0.53 MB at 50 Mbit/s up and down, two and a half round trips of 150 ms
-        assert estimate.exchange.value == pytest.approx(0.545, abs=0.01)
-    assert found(plan, "ok", "the step time is unknown here: all is hidden if a step takes at least 162 ms")
+        # chunks of 66 kB, four at a time, each a round trip of 150 ms: less than the link's 50 Mbit/s
+        assert estimate.exchange.value == pytest.approx(2 * 533_784 / (4 * 66_700 / 0.15) + 2.5 * 0.15, rel=0.01)
+    assert found(plan, "ok", "the step time is unknown here: all is hidden if a step takes at least 337 ms")
 
 
 def test_the_case_study_fits_and_its_link_is_hardly_used(shipped: Any) -> None:
