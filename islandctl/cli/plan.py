@@ -42,6 +42,10 @@ def plan(
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw the sweep as SVG, or PNG (needs matplotlib).")
     ] = None,
     explain: Annotated[bool, flag("--explain", help="Every figure with its range, formula and inputs.")] = False,
+    simulate: Annotated[
+        bool, flag("--simulate", help="Play the schedule with jitter, outages and restarts.")
+    ] = False,
+    seed: Annotated[int | None, typer.Option("--seed", metavar="N", min=0, help="Of the simulation; 0.")] = None,
     from_run: Annotated[
         str | None,
         typer.Option(
@@ -59,9 +63,12 @@ def plan(
     A PATH is a key of the recipe (exchange.overlap), of one site (oslo.wan.up) or of all (site.wan.up);
     wan.bandwidth is both directions.
 
-    With --from-run alone, a run is held against its plan. With --set, --sweep, --explain, --out or a RECIPE as well,
-    everything is planned again with what the run has shown in place of what was assumed; without a RECIPE, as the run
-    itself was planned.
+    With --simulate the schedule is played with jitter, stragglers, outages of sites and restarts of the relay, all
+    from a seed: how much of the time is trained, how late results come, what is lost.
+
+    With --from-run alone, a run is held against its plan. With --set, --sweep, --simulate, --explain, --out or a
+    RECIPE as well, everything is planned again with what the run has shown in place of what was assumed; without a
+    RECIPE, as the run itself was planned.
 
     Examples:
       islandctl plan recipe.yaml --site us.yaml --site asia.yaml
@@ -69,24 +76,34 @@ def plan(
       islandctl plan recipe.yaml --site us.yaml --site asia.yaml --set exchange.overlap=8 --explain
       islandctl plan recipe.yaml --site us.yaml --site asia.yaml --sweep 'site.wan.bandwidth=1..100 Gbit/s'
       islandctl plan recipe.yaml --site us.yaml --site asia.yaml --json | jq .feasible
+      islandctl plan recipe.yaml --site us.yaml --site asia.yaml --simulate --seed 7
       islandctl plan --from-run demo-1
     """
     from islandctl.planner.change import parse_setting
     from islandctl.planner.make import make_plan
 
     shown = _shown(from_run)
-    if shown is not None and recipe is None and not (settings or sweeps or out or explain):
+    if shown is not None and recipe is None and not (settings or sweeps or out or explain or simulate):
         _compare(shown, json=json)
         return
     case = _case(recipe, site or [], shown)
     case = case.changed_together([parse_setting(setting) for setting in settings or ()])
     if sweeps:
-        if out is not None or explain:
-            raise UsageError("--sweep makes many plans: without --out and --explain", hint="--set plans one of them")
+        if out is not None or explain or simulate:
+            raise UsageError(
+                "--sweep makes many plans: without --out, --explain and --simulate", hint="--set plans one of them"
+            )
         _sweep(case, sweeps, csv=csv, plot=plot, json=json)
         return
     if csv is not None or plot is not None:
         raise UsageError("--csv and --plot belong to --sweep", hint="--sweep exchange.overlap=1..20 --csv FILE")
+    if seed is not None and not simulate:
+        raise UsageError("--seed belongs to --simulate", hint="--simulate --seed 1")
+    if simulate:
+        if out is not None or explain:
+            raise UsageError("--simulate plays a plan: without --out and --explain", hint="leave one of them out")
+        _simulate(case, seed or 0, json=json)
+        return
     made = make_plan(case.recipe, case.sites, case.shown)
     if out is not None:
         save_plan(made, out)
@@ -171,6 +188,18 @@ def _what_helps(plan: Plan) -> str:
     if plan.changes:
         return f"--set {plan.changes[0].setting}"
     return next(finding.hint for finding in plan.findings if finding.level == "fail")
+
+
+def _simulate(case: Case, seed: int, *, json: bool) -> None:
+    from islandctl.planner.make import simulate_plan
+
+    plan, played = simulate_plan(case, seed)
+    if json:
+        typer.echo(played.model_dump_json(indent=2))
+    else:
+        from islandctl.cli import plan_simulate
+
+        plan_simulate.show(plan, played)
 
 
 def _sweep(case: Case, sweeps: list[str], *, csv: Path | None, plot: Path | None, json: bool) -> None:

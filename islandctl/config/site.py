@@ -131,6 +131,9 @@ class Failures(Settings):
     """Mean time between failures for each accelerator, with all that belongs to it: 50000 h."""
     rented: bool = True
     """Machines that nobody has burnt in fail more often. False: your own, or proven ones."""
+    outage: Annotated[Seconds, within(parse_seconds, least="1 s", most="30 d")] = 300.0
+    """From a failure to the first new step, without reading the checkpoint: found out, decided, started. The middle;
+    one in ten takes three times as long."""
 
 
 class Measured(Settings):

@@ -25,6 +25,7 @@ from islandctl.planner.limits import not_yet
 from islandctl.planner.parameters import parameters
 from islandctl.planner.plan import Finding, MethodRow, Plan, config_hash
 from islandctl.planner.proposals import layout_finding
+from islandctl.planner.simulated import Simulated, simulated
 from islandctl.planner.sweep import Axis, Swept, sweep
 from islandctl.planner.totals import totals
 
@@ -62,6 +63,17 @@ def sweep_plans(case: Case, axes: Sequence[Axis]) -> Swept:
         UsageError: see ``sweep``.
     """
     return sweep(case, axes, _plan, method_shares)
+
+
+def simulate_plan(case: Case, seed: int) -> tuple[Plan, Simulated]:
+    """Plan, and play the schedule with what goes wrong.
+
+    Raises:
+        ConfigError: see ``make_plan``.
+        UsageError: a step time is not known.
+    """
+    plan, setting = _plan(case)
+    return plan, simulated(setting, plan, seed)
 
 
 def _plan(case: Case) -> tuple[Plan, Setting]:

@@ -18,8 +18,8 @@ GPU_HOURS_PER_FAILURE = 54 * 24 * 16_384 / 419
 """Llama 3 (arXiv 2407.21783, section 3.3.4): 419 unexpected interruptions in 54 days on 16,384 H100. 50,676 h."""
 RENTED_FACTOR = (3.0, 4.0, 5.0)
 """Times as many failures on rented machines that nobody has burnt in (advice of operators; assumption)."""
-RESTART_S = (120.0, 300.0, 900.0)
-"""From a failure to the first new step, without reading the checkpoint (assumption): found out, decided, started."""
+OUTAGE_SPREAD = (0.4, 1.0, 3.0)
+"""Times ``failures.outage``, from the quick to the slow one in ten (assumption)."""
 WRITER_BYTES_PER_S = (1e9, 150e6)
 """Of each rank where the storage's rate is not known (assumption): a local disk, or what BLOOM's 384 ranks reached on
 a shared one, 2.3 TB in 40 s."""
@@ -105,18 +105,21 @@ def best_interval(write_s: float, between_failures_s: float) -> float:
     return math.sqrt(2 * write_s * between_failures_s)
 
 
-def lost_share(interval_s: float, write_s: float, read_s: float, mtbf: Figure | None) -> Figure:
+def lost_share(
+    interval_s: float, write_s: float, read_s: float, mtbf: Figure | None, outage_s: float = 300.0
+) -> Figure:
     """Share of the time that is no progress: writing, work done again (half an interval a failure), and restarts.
 
     (δ/T + (T/2 + restart + read) / MTBF), over one plus that.
     """
+    restart = tuple(outage_s * times for times in OUTAGE_SPREAD)
     low, value, high = (
         (write_s / interval_s, 0.0, 0.0)
         if mtbf is None
         else (
-            (interval_s / 2 + RESTART_S[0] + read_s) / mtbf.high + write_s / interval_s,
-            (interval_s / 2 + RESTART_S[1] + read_s) / mtbf.value + write_s / interval_s,
-            (interval_s / 2 + RESTART_S[2] + read_s) / mtbf.low + write_s / interval_s,
+            (interval_s / 2 + restart[0] + read_s) / mtbf.high + write_s / interval_s,
+            (interval_s / 2 + restart[1] + read_s) / mtbf.value + write_s / interval_s,
+            (interval_s / 2 + restart[2] + read_s) / mtbf.low + write_s / interval_s,
         )
     )
     if mtbf is None:
@@ -127,7 +130,7 @@ def lost_share(interval_s: float, write_s: float, read_s: float, mtbf: Figure | 
         high=high / (1 + high),
         unit="",
         formula=f"checkpoints {write_s:.3g} s every {interval_s:.3g} s; each failure: half of that again, "
-        f"{RESTART_S[0]:.0f} to {RESTART_S[2]:.0f} s to start, {read_s:.3g} s to read",
+        f"{restart[0]:.0f} to {restart[2]:.0f} s to start, {read_s:.3g} s to read",
     )
 
 

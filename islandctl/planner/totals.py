@@ -35,7 +35,9 @@ def totals(setting: Setting, estimates: Sequence[CellEstimate]) -> Totals:
         for estimate, cell in zip(estimates, setting.cells, strict=True)
     )
     step_s = window_s.value / window
-    lost = storage.lost_share(recipe.checkpoint.every * step_s, write, read, between)
+    lost = storage.lost_share(
+        recipe.checkpoint.every * step_s, write, read, between, max(site.failures.outage for site in sites)
+    )
     duration = _duration(training.steps / window, window_s, lost)
     speed = Figure(
         value=tokens / duration.value,

@@ -160,3 +160,18 @@ def test_a_run_or_a_recipe_must_be_named(tmp_path: Path, monkeypatch: pytest.Mon
     _, error = run("plan", "--from-run", "none")
     assert isinstance(error, UsageError)
     assert error.message == "there is no run called none"
+
+
+def test_a_simulation_is_shown_and_played_again_from_its_seed() -> None:
+    argv = ("plan", *CASE, "--set", "training.steps=5000", "--simulate", "--seed", "7")
+    output, error = run(*argv)
+    assert error is None
+    assert "2 cells, 100 windows, played 20 times from seed 7" in output
+    assert max(map(len, output.splitlines())) <= 100
+    first, again = (json.loads(run(*argv, "--json")[0]) for _ in range(2))
+    assert first == again
+    assert first["runs"] == 20
+    _, error = run("plan", *DEMO, "--seed", "1")
+    assert isinstance(error, UsageError)
+    _, error = run("plan", *CASE, "--simulate", "--explain")
+    assert isinstance(error, UsageError)

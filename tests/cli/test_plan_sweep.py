@@ -131,7 +131,7 @@ def test_a_point_that_cannot_be_planned_says_why() -> None:
         (["--sweep", "site.wan.up=1..2 MB/s:90", "--sweep", "site.wan.down=1..2 MB/s:90"], "more than 2000 points"),
         (["--sweep", "exchange.overlapp=1..5"], "did you mean 'overlap'?"),
         (["--csv", "x.csv"], "--csv and --plot belong to --sweep"),
-        (["--sweep", "exchange.overlap=1..5", "--out", "x"], "without --out and --explain"),
+        (["--sweep", "exchange.overlap=1..5", "--out", "x"], "without --out, --explain and --simulate"),
         (["--set", "exchange.overlap"], "expected PATH=VALUE"),
         (["--set", "exchange.overlap=many"], "expected a whole number, found 'many'"),
         (["--set", "wan.up=1 Gbit/s"], "'wan' is a key of profiles"),
