@@ -14,8 +14,11 @@ from islandctl.config.units import (
     BytesPerSecond,
     Flops,
     Seconds,
+    Usd,
     UsdPerGigabyte,
     UsdPerHour,
+    UsdPerKwh,
+    Watts,
     parse_bits_per_s,
     parse_seconds,
     within,
@@ -124,6 +127,27 @@ class Price(Settings):
     """Per 10⁹ bytes that leave the site."""
 
 
+class Purchase(Settings):
+    """What it takes to own these accelerators instead of renting them; for `islandctl compare`."""
+
+    gpu: Usd
+    """To buy, for each accelerator, with its part of host, network, storage and installation."""
+    owned: int = Field(default=0, ge=0)
+    """Accelerators that are there already: only the others are bought."""
+    years: float = Field(default=4.0, gt=0, le=30)
+    """Until they are written off; four is what large buyers count with, less is careful."""
+    power: Watts | None = None
+    """Of each accelerator under load, with its part of the host. Left out: the catalogue's, and 30 % for the host."""
+    power_price: UsdPerKwh
+    """What a kilowatt-hour costs."""
+    pue: float = Field(default=1.3, ge=1, le=5)
+    """Power of the whole room over that of its machines; 1.3 is usual with air, 1.1 with water."""
+    admin_hours: float = Field(default=40.0, ge=0, le=10_000)
+    """Of people, a month."""
+    admin_rate: UsdPerHour = 90.0
+    """What such an hour costs, all in."""
+
+
 class Failures(Settings):
     """How often something breaks. Left out: as in Llama 3's training, on rented machines three to five times that."""
 
@@ -222,6 +246,8 @@ class SiteProfile(Settings):
     """Left out: the planner says that it cannot judge checkpoints."""
     cpu: Cpu
     price: Price = Price()
+    purchase: Purchase | None = None
+    """Left out: the site can only be rented."""
     failures: Failures = Failures()
     measured: Measured = Measured()
     ssh: Ssh = Ssh()
@@ -242,6 +268,14 @@ class SiteProfile(Settings):
         return min(self.gpu.count, self.gpu.per_node)
 
     _folder = field_validator("work_dir")(checked_folder)
+
+    @model_validator(mode="after")
+    def _owns_no_more_than_it_has(self) -> SiteProfile:
+        if self.purchase is not None and self.purchase.owned > self.gpu.count:
+            raise self.contradiction(
+                f"{self.purchase.owned} are owned of gpu.count {self.gpu.count}", "purchase.owned"
+            )
+        return self
 
     @field_validator("hosts")
     @classmethod

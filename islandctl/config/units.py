@@ -121,6 +121,22 @@ def parse_usd_per_gb(value: Any) -> float:
     return float(_bounded(number, value, zero=True))
 
 
+def parse_usd_per_kwh(value: Any) -> float:
+    """``0.12 USD/kWh`` to US dollars per kilowatt-hour."""
+    number, unit = _split(value, "0.12 USD/kWh")
+    if unit != "USD/kWh":
+        raise _unknown(unit, "0.12 USD/kWh")
+    return float(_bounded(number, value, zero=True))
+
+
+def parse_watts(value: Any) -> float:
+    """``1.4 kW`` or ``1000 W`` to watts."""
+    number, unit = _split(value, "1.4 kW or 1000 W")
+    if unit not in ("W", "kW"):
+        raise _unknown(unit, "1.4 kW or 1000 W")
+    return float(_bounded(number * _DECIMAL[unit[:-1]], value))
+
+
 def parse_flops(value: Any) -> float:
     """``2250 TFLOP/s`` to floating-point operations per second."""
     number, unit = _split(value, "989 TFLOP/s")
@@ -177,6 +193,8 @@ Seconds: TypeAlias = Annotated[float, _typed(parse_seconds, "us|ms|s|min|h|d", "
 Usd: TypeAlias = Annotated[float, _typed(parse_usd, "USD", "500 USD"), _written("USD")]
 UsdPerHour: TypeAlias = Annotated[float, _typed(parse_usd_per_hour, "USD/h", "3.50 USD/h"), _written("USD/h")]
 UsdPerGigabyte: TypeAlias = Annotated[float, _typed(parse_usd_per_gb, "USD/GB", "0.05 USD/GB"), _written("USD/GB")]
+UsdPerKwh: TypeAlias = Annotated[float, _typed(parse_usd_per_kwh, "USD/kWh", "0.12 USD/kWh"), _written("USD/kWh")]
+Watts: TypeAlias = Annotated[float, _typed(parse_watts, "k?W", "1.4 kW"), _written("W")]
 Flops: TypeAlias = Annotated[float, _typed(parse_flops, "[kKMGTP]?FLOP/s", "989 TFLOP/s"), _written("FLOP/s")]
 _SHARE_NUMBER = Annotated[float, Field(ge=0, le=1)]
 _SHARE_TEXT = Annotated[str, Field(pattern=r"^[\d.eE+-]+\s*%?$", examples=["5 %"])]

@@ -16,6 +16,7 @@ from islandctl.planner.budget import budget_finding
 from islandctl.planner.catalogue import accelerator
 from islandctl.planner.cells import make_cells
 from islandctl.planner.change import Case
+from islandctl.planner.compare import Compared, compare
 from islandctl.planner.constraints import constraints
 from islandctl.planner.cost import cost_finding
 from islandctl.planner.estimate import Setting, estimates, resolve, shares
@@ -63,6 +64,16 @@ def sweep_plans(case: Case, axes: Sequence[Axis]) -> Swept:
         UsageError: see ``sweep``.
     """
     return sweep(case, axes, _plan, method_shares)
+
+
+def compare_plans(sets: Sequence[Case], seasonal_share: float) -> Compared:
+    """Plan sets of sites, rented and owned.
+
+    Raises:
+        ConfigError: see ``make_plan``.
+        UsageError: see ``compare``.
+    """
+    return compare(sets, lambda case: _plan(case)[0], seasonal_share)
 
 
 def simulate_plan(case: Case, seed: int) -> tuple[Plan, Simulated]:
