@@ -10,7 +10,7 @@ from islandctl.config.budget import Budget
 from islandctl.config.codec import FACTS, CodecName, Rounding, block_trouble, rounding_trouble
 from islandctl.config.model import Name, Settings
 from islandctl.config.site import Bandwidth, RoundTrip, checked_address
-from islandctl.config.units import Seconds, Share, parse_seconds, within
+from islandctl.config.units import Bytes, Seconds, Share, parse_seconds, within
 
 Deadline = Annotated[Seconds, within(parse_seconds, least="1 ms", most="30 d")]
 """A time to wait: more than nothing."""
@@ -79,6 +79,8 @@ class DataRecipe(Settings):
     """Share of the files (chosen by a hash of their content) kept out of training for evaluation."""
     limit_bytes: int | None = Field(default=None, ge=1)
     """Read at most this much text, for rehearsals."""
+    size: Bytes | None = None
+    """Of the whole text, for the planner: every rank holds it in memory. It decides nothing that is learnt."""
 
     @field_validator("paths")
     @classmethod

@@ -87,6 +87,8 @@ class Wan(Settings):
     """Round-trip time to the relay."""
     window: Bytes = 4 * 2**20
     """Bytes that one TCP connection may have on its way; 4 MiB is Linux's usual limit (net.ipv4.tcp_wmem)."""
+    to: dict[str, RoundTrip] = Field(default_factory=dict)
+    """Round-trip times to other sites by name, for where the relay stands best. One of two sites tells it."""
 
 
 class Network(Settings):

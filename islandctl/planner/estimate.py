@@ -9,7 +9,7 @@ from typing import Literal
 from islandctl.config.model import Model
 from islandctl.config.recipe import Recipe
 from islandctl.config.site import SiteProfile
-from islandctl.planner import memory, speed, storage, wan
+from islandctl.planner import feed, memory, speed, storage, wan
 from islandctl.planner.catalogue import CPU, Accelerator
 from islandctl.planner.fragments import FragmentSize
 from islandctl.planner.layout import Layout
@@ -109,13 +109,16 @@ def _alone(setting: Setting, cell: CellPlan, shared: _Shared) -> CellEstimate:
     exchange = _or_measured(exchange, site, "exchange")
     hidden = wan.hidden_time(recipe, step)
     saved = shared.saved(cell.num_ranks)
+    tokens = speed.tokens_per_s(recipe, step)
+    ranks_on_node = cell.nodes[0].num_ranks * cells_on_node
+    taken = feed.feed(recipe, site, cell, cell.num_ranks * cells_on_site, tokens)
     return CellEstimate(
         cell=cell.name,
-        memory_per_rank=memory.rank_memory(parts, on_cpu, site.measured),
+        memory_per_rank=memory.rank_memory(parts, on_cpu, site.measured, taken.text),
         memory_limit=memory.rank_limit(site, known, cells_on_node, cell),
         step=step,
         utilisation=None if step is None else speed.utilisation(recipe, counts, known, cell, step),
-        tokens_per_s=speed.tokens_per_s(recipe, step),
+        tokens_per_s=tokens,
         bytes_up_per_window=_or_measured(shared.sent, site, "sent"),
         bytes_down_per_window=_or_measured(shared.fetched, site, "fetched"),
         exchange=exchange,
@@ -124,13 +127,16 @@ def _alone(setting: Setting, cell: CellPlan, shared: _Shared) -> CellEstimate:
         link_share=wan.link_share(recipe, wan.busy_time(fragments, link, partners), step),
         node_memory=None
         if on_cpu
-        else memory.node_memory(recipe, counts, fragments, cell, cell.nodes[0].num_ranks * cells_on_node),
+        else memory.node_memory(recipe, counts, fragments, cell, ranks_on_node, taken.text),
         node_memory_limit=None if on_cpu else _whole_node(site),
         checkpoint_bytes=Figure(
             value=saved, low=saved, high=saved, unit="B", assumed=False,
             formula=f"weights, {recipe.training.optimizer.kind}, the exchange's state and what is in flight",
         ),
         checkpoint_write=storage.write_time(saved, site, cells_on_site, cell.num_ranks),
+        text=taken.text,
+        text_rate=taken.rate,
+        text_load=taken.load,
     )  # fmt: skip
 
 

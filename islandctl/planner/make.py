@@ -10,8 +10,9 @@ from islandctl.config.recipe import Recipe
 from islandctl.config.site import SiteProfile
 from islandctl.errors import ConfigError
 from islandctl.planner import findings as judge
-from islandctl.planner import utilisation, wan
+from islandctl.planner import speed, utilisation, wan
 from islandctl.planner.advice import MOST_CELLS, changes
+from islandctl.planner.balance import balance_finding, balanced
 from islandctl.planner.budget import budget_finding
 from islandctl.planner.catalogue import accelerator
 from islandctl.planner.cells import make_cells
@@ -20,12 +21,23 @@ from islandctl.planner.compare import Compared, compare
 from islandctl.planner.constraints import constraints
 from islandctl.planner.cost import cost_finding
 from islandctl.planner.estimate import Setting, estimates, resolve, shares
+from islandctl.planner.feed import feed_finding
 from islandctl.planner.fragments import fragment_sizes, unused_pattern
 from islandctl.planner.from_run import Shown, adopted
 from islandctl.planner.limits import not_yet
 from islandctl.planner.parameters import parameters
-from islandctl.planner.plan import Finding, MethodRow, Plan, config_hash
+from islandctl.planner.plan import (
+    CellEstimate,
+    CellPlan,
+    CellShare,
+    Finding,
+    MethodRow,
+    Plan,
+    RelayPlace,
+    config_hash,
+)
 from islandctl.planner.proposals import layout_finding
+from islandctl.planner.relay_place import relay_finding, relay_places
 from islandctl.planner.simulated import Simulated, simulated
 from islandctl.planner.sweep import Axis, Swept, sweep
 from islandctl.planner.totals import totals
@@ -126,6 +138,7 @@ def _plan(case: Case) -> tuple[Plan, Setting]:
         constraints=constraints(setting, estimated, total),
         feasible=True,
     )
+    plan = plan.model_copy(update={"balance": _balance(setting, estimated), "relay_places": _places(setting)})
     found = [*_findings(plan, setting), *cost_finding(list(known.values()))]
     found += [finding] if (finding := budget_finding(plan)) else []
     found += not_yet(plan)
@@ -140,6 +153,7 @@ def _findings(plan: Plan, setting: Setting) -> list[Finding]:
         busy = wan.busy_time(setting.fragments, setting.links[estimate.cell], setting.partners)
         fits = judge.memory_finding(estimate)
         found += [fits, judge.node_memory_finding(estimate), judge.exchange_finding(recipe, estimate, busy)]
+        found.append(feed_finding(estimate, cell.nodes[0].num_ranks * _cells_on_node(setting, cell)))
         if fits.level == "fail" and estimate.memory_limit is not None:
             found.append(layout_finding(setting, cell, estimate.memory_limit.value))
     checkpoint = plan.estimates[0].checkpoint_bytes.value
@@ -147,10 +161,45 @@ def _findings(plan: Plan, setting: Setting) -> list[Finding]:
     found += [
         judge.deadline_finding(recipe, setting.fragments, setting.links),
         judge.pace_finding(plan.estimates),
+        balance_finding(plan.balance),
+        relay_finding(plan.relay_places),
         judge.checkpoint_finding(recipe, plan.totals),
         judge.tunnel_finding(recipe, plan.sites),
     ]
     return [finding for finding in found if finding is not None]
+
+
+def _cells_on_node(setting: Setting, cell: CellPlan) -> int:
+    return max(1, setting.cells_on[cell.site] // setting.sites[cell.site].num_nodes)
+
+
+def _balance(setting: Setting, estimated: Sequence[CellEstimate]) -> tuple[CellShare, ...]:
+    """Batches with which all cells end together; none where a step is unknown, or measured for one batch only."""
+    steps_s = [one.step.value for one in estimated if one.step is not None]
+    recipe, sites = setting.recipe, setting.sites
+    if len(steps_s) < max(2, len(estimated)) or len(steps_s) > MOST_CELLS:
+        return ()
+    if any(site.measured.step is not None for site in sites.values()):
+        return ()
+
+    def planned(cell: CellPlan, batch: int) -> float:
+        training = recipe.training.model_copy(update={"batch": batch})
+        other = recipe.model_copy(update={"training": training})
+        step = speed.step_time(other, setting.counts, sites[cell.site], setting.accelerators[cell.site], cell)
+        assert step is not None
+        return step.value
+
+    return balanced(
+        setting.cells, steps_s, batch=recipe.training.batch, window=recipe.exchange.window, planned=planned
+    )
+
+
+def _places(setting: Setting) -> tuple[RelayPlace, ...]:
+    """Places for the relay; none where it is emulated, or nothing passes it."""
+    if not setting.partners or setting.recipe.relay.emulate is not None or len(setting.cells) > MOST_CELLS:
+        return ()
+    size = max(fragment.encoded_bytes for fragment in setting.fragments)
+    return relay_places(setting.sites, setting.cells, setting.links, size, setting.partners)
 
 
 def method_rows(setting: Setting, plan: Plan) -> tuple[MethodRow, ...]:

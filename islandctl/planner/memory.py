@@ -116,8 +116,14 @@ def rank_parts(
     )
 
 
-def rank_memory(parts: RankMemory, on_cpu: bool, measured: Measured | None = None) -> Figure:
-    """Peak memory of one rank, or what a run has shown."""
+def rank_memory(
+    parts: RankMemory, on_cpu: bool, measured: Measured | None = None, text: Figure | None = None
+) -> Figure:
+    """Peak memory of one rank, or what a run has shown.
+
+    Args:
+        text: that the rank holds in the same memory; only where it computes on the processor.
+    """
     if measured is not None and measured.memory is not None:
         seen = measured.memory
         return Figure(
@@ -126,9 +132,13 @@ def rank_memory(parts: RankMemory, on_cpu: bool, measured: Measured | None = Non
         )  # fmt: skip
     fixed = parts.total - parts.activations
     low, value, high = (
-        (fixed + share * parts.activations) * spread + process
-        for process, share, spread in zip(
-            PROCESS_BYTES["cpu" if on_cpu else "gpu"], ACTIVATION_RANGE, FRAGMENTATION, strict=True
+        (fixed + share * parts.activations) * spread + process + held
+        for process, share, spread, held in zip(
+            PROCESS_BYTES["cpu" if on_cpu else "gpu"],
+            ACTIVATION_RANGE,
+            FRAGMENTATION,
+            (text.low, text.value, text.high) if text is not None and on_cpu else (0.0, 0.0, 0.0),
+            strict=True,
         )
     )
     words = ", ".join(f"{name} {size / 1e9:.3g}" for name, size in parts if size)
@@ -157,15 +167,24 @@ def rank_limit(site: SiteProfile, accelerator: Accelerator, cells_on_node: int, 
 
 
 def node_memory(
-    recipe: Recipe, counts: Counts, fragments: tuple[FragmentSize, ...], cell: CellPlan, ranks_on_node: int
+    recipe: Recipe,
+    counts: Counts,
+    fragments: tuple[FragmentSize, ...],
+    cell: CellPlan,
+    ranks_on_node: int,
+    text: Figure | None = None,
 ) -> Figure:
-    """Processor memory that the exchange takes on one node of a GPU site."""
+    """Processor memory that workers, exchange and text take on one node of a GPU site."""
     exchange = exchange_bytes(recipe, counts, fragments, cell.num_ranks) * ranks_on_node
-    low, value, high = (exchange + ranks_on_node * process for process in PROCESS_BYTES["gpu"])
+    held = (0.0, 0.0, 0.0) if text is None else (text.low, text.value, text.high)
+    low, value, high = (
+        exchange + ranks_on_node * (process + own) for process, own in zip(PROCESS_BYTES["gpu"], held, strict=True)
+    )
     return Figure(
         value=value,
         low=low,
         high=high,
         unit="B",
-        formula=f"{ranks_on_node} ranks × (exchange state {exchange / ranks_on_node / 1e9:.2f} GB + process)",
+        formula=f"{ranks_on_node} ranks × (exchange state {exchange / ranks_on_node / 1e9:.2f} GB + process + text "
+        f"{held[1] / 1e9:.3g} GB)",
     )

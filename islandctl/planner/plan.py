@@ -81,6 +81,12 @@ class CellEstimate(Model):
     """Of one checkpoint."""
     checkpoint_write: Figure
     """Seconds until it is on disk. A range of assumptions where the profile has no storage.write."""
+    text: Figure | None = None
+    """Bytes of text that each rank holds in the processor's memory; None: the text's size is unknown."""
+    text_rate: Figure | None = None
+    """Bytes of text a second that the cell takes out of memory; None where the step is unknown."""
+    text_load: Figure | None = None
+    """Seconds in which the text is read at a start; None: its size is unknown."""
 
 
 class Totals(Model):
@@ -146,6 +152,29 @@ class Change(Model):
     effect: str
 
 
+class CellShare(Model):
+    """What one of several unequal cells would take on, for all to end a window together."""
+
+    cell: Name
+    batch: int
+    """Sequences a step; all cells' together as many as before."""
+    step_s: float
+    """With this batch, planned again."""
+    steps: int
+    """In place of another batch: steps a window."""
+
+
+class RelayPlace(Model):
+    """One place for the relay."""
+
+    place: str
+    """A site, or ``here`` for where it is now."""
+    round_s: float
+    """Of the largest fragment, for the cell that has the result last."""
+    bounded: bool
+    """Some round-trip times between sites are not known (``wan.to``): at most this long."""
+
+
 class Finding(Model):
     """Something that binds or deserves a word."""
 
@@ -173,6 +202,10 @@ class Plan(Model):
     """The scarcest first: the first is the weakest link, the second the one behind it."""
     methods: tuple[MethodRow, ...] = ()
     changes: tuple[Change, ...] = ()
+    balance: tuple[CellShare, ...] = ()
+    """Empty where the cells are about equally fast."""
+    relay_places: tuple[RelayPlace, ...] = ()
+    """The best first; for up to 64 cells."""
     findings: tuple[Finding, ...] = ()
     feasible: bool
 
@@ -197,4 +230,5 @@ def config_hash(recipe: Recipe, cells: tuple[str, ...]) -> str:
     Two runs with equal hashes learn the same; a packet or checkpoint of another hash is refused.
     """
     parts = recipe.model_dump(mode="json", include={"model", "data", "training", "exchange"})
+    del parts["data"]["size"]  # told for the planner only
     return digest(canonical_json({**parts, "cells": list(cells)}))
