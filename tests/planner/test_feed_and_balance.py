@@ -107,7 +107,7 @@ def test_the_relay_stands_best_in_the_middle(recipe: Any, site: Any) -> None:
 
 def test_a_thin_line_is_no_place_for_a_relay(recipe: Any, site: Any) -> None:
     big = recipe(model__width=1024, model__layers=12, model__heads=16, model__hidden=1024)
-    near = {"wan__to": {name: "1 ms" for name in "abc"}, "wan__rtt": "50 ms", "wan__window": "1 GiB"}
+    near = {"wan__to": dict.fromkeys("abc", "1 ms"), "wan__rtt": "50 ms", "wan__window": "1 GiB"}
     thin, *wide = site("a", wan__up="100 Mbit/s", **near), site("b", **near), site("c", **near)
     places = [one.place for one in make_plan(big, [thin, *wide]).relay_places]
     assert places.index("a") > places.index("b")
