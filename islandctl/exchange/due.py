@@ -12,8 +12,11 @@ from islandctl.exchange.journal import Journal, Resolution
 from islandctl.exchange.progress import Progress
 from islandctl.exchange.ranks import Ranks
 from islandctl.exchange.state import Flight
+from islandctl.exchange.stopping import stop_step
 from islandctl.exchange.verdict import Verdict, judge
 from islandctl.exchange.walk import Walk
+from islandctl.ledger.entries import Commit
+from islandctl.ledger.pairs import Pairing
 
 log = logging.getLogger(__name__)
 NONE = -1
@@ -28,6 +31,8 @@ class Due:
         attempt: the run's.
         progress, walk, ranks, latch: the cell's.
         journal: gets every resolution before it is applied; used by rank 0.
+        pairing: of a butterfly.
+        save_every: steps between joint checkpoints.
         on_silence: called once a wait, when the relay does not answer.
     """
 
@@ -42,9 +47,15 @@ class Due:
         ranks: Ranks,
         latch: Latch,
         journal: Journal,
+        pairing: Pairing | None,
+        save_every: int,
         on_silence: Callable[[], None],
     ) -> None:
         self._settings = settings
+        self._arrival = settings.when == "arrival"
+        self._pairing = pairing
+        self._save_every = save_every
+        self._stop_known: int | None = None
         self._patience_s = patience_s
         self._attempt = attempt
         self._progress = progress
@@ -85,13 +96,10 @@ class Due:
                 self.settle()
 
     def begin_last(self) -> None:
-        """After the last step: every fragment's next round, which makes up for a missed one or is the final one."""
+        """After the last step: every fragment's next round, which makes up for a missed one or is a final one."""
         for p, state in enumerate(self._rounds.states):
             if self._rounds.flights[p] is None and not state.final:
-                number = state.window + 1
-                regular = not state.at_end and number <= self._schedule.last_window(p)
-                window = number if regular else max(self._schedule.final_window, number)
-                self._rounds.begin(p, window, self._progress.step)
+                self._rounds.begin(p, self._rounds.next_last(p), self._progress.step)
 
     def settle(self, *, finishing: bool = False) -> None:
         """Apply what is due, after waiting for it. All ranks do the same in the same order, or fail together."""
@@ -129,7 +137,7 @@ class Due:
 
         def settled() -> bool:
             verdicts = [self._judge(p, finishing) for p in range(len(self._rounds.states))]
-            heads = [self._follower.next_commit(p) for p in range(len(self._rounds.states))]
+            heads = [self._next(p) for p in range(len(self._rounds.states))]
             seqs = [
                 head.seq if verdict is Verdict.RESOLVE and head is not None else NONE
                 for verdict, head in zip(verdicts, heads, strict=True)
@@ -146,20 +154,48 @@ class Due:
         self._rounds.metrics.wait_s += time.monotonic() - began
         return plan
 
+    def _next(self, p: int) -> Commit | None:
+        """The commit that this cell takes next. Rank 0 only; what comes too late to matter is laid aside."""
+        while (head := self._follower.next_commit(p)) is not None and self._rounds.outdated(p, head):
+            self._progress.preparer.next(p)
+        return self._rounds.comes_next(p, head)
+
     def _judge(self, p: int, finishing: bool) -> Verdict:
         return judge(
             self._progress.step,
             p,
             self._rounds.flights[p],
-            self._follower.next_commit(p),
+            self._next(p),
             ready=self._progress.preparer.ready(p),
             cell=self._progress.cell,
             schedule=self._schedule,
-            arrival=self._settings.when == "arrival",
+            arrival=self._may_arrive(p),
             finishing=finishing,
-            recorded=lambda window: self._journal.step_of(self._attempt, p, window),
+            recorded=lambda window: self._recorded(p, window),
             patient=self._patient,
         )
+
+    def _may_arrive(self, p: int) -> bool:
+        """Whether the round in flight may be applied at this step already, before its time.
+
+        Not while a step lies ahead of it at which all cells save: there it is in flight in all of them, or in none.
+        """
+        flight, step = self._rounds.flights[p], self._progress.step
+        if not self._arrival or flight is None:
+            return False
+        saves = [-(-step // self._save_every) * self._save_every, self._stop_step()]
+        return not any(step <= save < flight.apply_at for save in saves)
+
+    def _recorded(self, p: int, window: int) -> int | None:
+        """The step at which an earlier life resolved the round. After a resume, that of the attempt before.
+
+        The latter only for ``arrival``, and where it lies in the round's time: else the ledger tells as much.
+        """
+        step, flight = self._journal.step_of(self._attempt, p, window), self._rounds.flights[p]
+        if step is None and self._arrival and flight is not None and flight.window == window:
+            before = self._journal.step_before(self._attempt, p, window)
+            step = before if before is not None and flight.step < before <= flight.apply_at else None
+        return step
 
     def _patient(self, flight: Flight) -> bool:
         """While the relay answers, its late policy decides how long a round is open; else ``late.relay_away``.
@@ -181,9 +217,9 @@ class Due:
         commit = self._follower.stop_round
         if commit is None:
             return NONE
-        if not commit.named:
-            return self._schedule.apply_step(commit.fragment, commit.window)
-        return min(max(part.step for part in commit.named) + self._schedule.overlap, self._schedule.steps)
+        if self._stop_known is None:
+            self._stop_known = stop_step(commit, self._schedule, self._pairing, arrival=self._arrival)
+        return self._stop_known
 
     def _keep(self, p: int) -> None:
         commit = self._follower.next_commit(p)

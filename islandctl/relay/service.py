@@ -17,7 +17,8 @@ from islandctl.ledger.chain import START, seal
 from islandctl.ledger.entries import Entry, Genesis
 from islandctl.ledger.packet import PacketHeader
 from islandctl.relay.messages import CellStatus, Heartbeat, RelayStatus
-from islandctl.relay.rounds import Refusal, Rounds, Welcome
+from islandctl.relay.refusal import Refusal
+from islandctl.relay.rounds import Rounds, Welcome
 
 Place = tuple[int, int, int, int, int]
 """Where a packet belongs: attempt, fragment, window, cell, chunk."""
@@ -57,6 +58,7 @@ class Service:
         archive: keeps packets and entries; what it holds already is taken over.
         run, config_hash, cells, num_fragments: which run this is. Must match the archive's.
         late: the late policy.
+        final_window: set in a butterfly; see ``Rounds``.
         clock: monotonic seconds.
     """
 
@@ -69,6 +71,7 @@ class Service:
         cells: Sequence[str],
         num_fragments: int,
         late: Late,
+        final_window: int | None = None,
         clock: Callable[[], float],
     ) -> None:
         self._archive = archive
@@ -89,10 +92,10 @@ class Service:
             cells=tuple(cells),
             num_fragments=num_fragments,
         )
-        self._rounds = self._recover(genesis, late)
+        self._rounds = self._recover(genesis, late, final_window)
         self.tick()
 
-    def _recover(self, expected: Genesis, late: Late) -> Rounds:
+    def _recover(self, expected: Genesis, late: Late, final_window: int | None) -> Rounds:
         """Rebuild the state from the archive."""
         first = self._archive.entries(-1, 1)
         if not first:
@@ -104,7 +107,7 @@ class Service:
         ignored = {"at", "hash"}
         if found.model_dump(exclude=ignored) != expected.model_dump(exclude=ignored):
             raise Refusal("foreign", f"the ledger here belongs to run {found.run}, or to another configuration of it")
-        rounds = Rounds(found, late)
+        rounds = Rounds(found, late, final_window)
         attempt = 0
         heard: dict[tuple[int, int], set[int]] = {}
         while batch := self._archive.entries(rounds.head.seq, 1000):
@@ -114,11 +117,10 @@ class Service:
                     heard = self._heard(attempt)
                 rounds.record(entry, _heard_in(entry, heard))
         now = self._clock()
-        places = self._archive.places(rounds.attempt)
-        relevant = rounds.undecided({(place[1], place[2]) for place in places})
-        for place in sorted(places):
-            self._packets[place[3]] += 1
-            if (place[1], place[2]) in relevant:
+        for place in sorted(self._archive.places(rounds.attempt)):
+            _, fragment, window, cell, _ = place
+            self._packets[cell] += 1
+            if rounds.undecided(cell, fragment, window):
                 packet_hash = self._archive.packet_hash(place)
                 assert packet_hash is not None
                 rounds.stored(self._archive.header(place), packet_hash, now)
@@ -307,4 +309,5 @@ class Service:
 def _heard_in(entry: Entry, heard: dict[tuple[int, int], set[int]]) -> frozenset[int]:
     if entry.kind != "commit":
         return frozenset()
-    return frozenset(heard.get((entry.fragment, entry.window), ()))
+    cells = frozenset(heard.get((entry.fragment, entry.window), ()))
+    return cells & frozenset(entry.pair) if entry.pair else cells

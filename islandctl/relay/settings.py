@@ -38,6 +38,8 @@ class RelaySettings(Model):
     """Names of all cells, in order."""
     num_fragments: int = Field(ge=1)
     late: Late = Late()
+    final_window: int | None = Field(default=None, ge=0)
+    """Set in a butterfly, whose cells exchange in pairs: the first window of its last rounds."""
     emulate: Emulate | None = None
     host: str = "127.0.0.1"
     """Address to listen at."""
