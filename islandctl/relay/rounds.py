@@ -225,7 +225,7 @@ class Rounds:
                               f"{opened.num_chunks}")  # fmt: skip
         base, what = self._base_of(header), self._rule.what
         if base is not None and base.base != header.base:
-            other = f"cell {self.genesis.cells[base.cell]} (window {base.window})"
+            other = f"{self.genesis.cells[base.cell]} (window {base.window})"
             reason = f"{where}: cells {name} and {other} build on different {what}s at version {header.version}"
             if base.cell == header.cell:
                 reason = f"{where}: cell {name} builds on another {what} than in window {base.window}, same version"
