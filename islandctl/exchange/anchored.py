@@ -51,13 +51,13 @@ class Anchored(Rounds[AnchorState, Prepared]):
     # A round begins
 
     def _vectors(self, p: int, window: int) -> dict[int, Tensor]:
-        """v = (anchor − value) + residual of this rank's chunks; its first part's norm goes to the metrics."""
+        """v = (anchor − value) + β·residual of this rank's chunks; its first part's norm goes to the metrics."""
         state = self.states[p]
         vectors, moved = self._shards.gather(self._map.fragments[p]), 0.0
         for c, value in vectors.items():
             delta = torch.sub(state.anchor[c], value)
             moved += float(torch.dot(delta, delta))
-            vectors[c] = torch.add(delta, state.residual[c])
+            vectors[c] = torch.add(delta, state.residual[c].mul(self._settings.beta))
         self._norm(p, moved)
         return vectors
 
@@ -152,7 +152,7 @@ class Anchored(Rounds[AnchorState, Prepared]):
                 state.residual[c] = torch.zeros_like(result.anchor)
             else:
                 left = torch.sub(mine.vector[c], result.own)
-                if self._settings.apply == "blend":  # the value still holds the share alpha of what was owed before
+                if self._settings.apply == "blend":  # the value still holds the share alpha of what was owed, whole
                     alpha = self._settings.alpha
                     left = torch.add(left.mul(1 - alpha), state.residual[c].mul(alpha))
                 state.residual[c] = left

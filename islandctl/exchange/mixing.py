@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def owed(value: Tensor, reference: Tensor, residual: Tensor) -> Tensor:
-    """v = (x − R) + e: what is to be sent. All of one shape and dtype."""
+    """v = (x − R) + e: what is to be sent, with the residual's share ``residual``. All of one shape and dtype."""
     return torch.add(torch.sub(value, reference), residual)
 
 

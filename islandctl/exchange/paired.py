@@ -66,14 +66,15 @@ class Paired(Rounds[PairState, Mixed]):
     # A round begins
 
     def _vectors(self, p: int, window: int) -> dict[int, Tensor]:
-        """v = (value − reference) + residual; the value itself in the last rounds."""
+        """v = (value − reference) + β·residual; the value itself in the last rounds."""
         state, bit = self.states[p], self._pairing.bit(p, window)
         vectors, moved = self._shards.gather(self._map.fragments[p]), 0.0
         for c, value in vectors.items():
             delta = torch.sub(value, state.reference[bit][c])
             moved += float(torch.dot(delta, delta))
             if not self._schedule.is_final(window):
-                vectors[c] = mixing.owed(value, state.reference[bit][c], state.residual[bit][c])
+                left = state.residual[bit][c].mul(self._settings.beta)
+                vectors[c] = mixing.owed(value, state.reference[bit][c], left)
         self._norm(p, moved)
         return vectors
 

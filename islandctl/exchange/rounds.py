@@ -183,7 +183,10 @@ class Rounds(ABC, Generic[State, Result]):
         if self._schedule.is_final(window):
             return codec_named("fp32")
         exact = chunk.exact and self._settings.codec != "fp32"
-        return codec_named("bf16" if exact else self._settings.codec)
+        if exact:
+            return codec_named("bf16")
+        settings = self._settings
+        return codec_named(settings.codec, block=settings.block, rounding=settings.rounding)
 
     # A round ends
 

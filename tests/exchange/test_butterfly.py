@@ -261,37 +261,38 @@ def test_a_resume_repeats_arrivals(make: Make) -> None:
     """With ``arrival`` a round is applied when it comes; the journal has the step, and the next attempt takes it."""
     run = make(2, when="arrival", overlap=4)
 
-    def held(cell: Cell) -> Callable[[], Any]:
+    def first_attempt(cell: Cell) -> Callable[[], Any]:
         def live() -> Any:
-            saved = cell.advance(8).save()
-            cell.advance(9)
-            wait_for(lambda: any(one.window == 1 and one.fragment == 0 for one in run.commits()))
-            wait_for(lambda: cell.island._preparer.ready(0))
-            cell.advance(16)
-            return saved, cell.values()
-
-        return live
-
-    firsts = together(*(held(cell) for cell in run.cells))
-    steps = [cell.journal.step_of(1, 0, 1) for cell in run.cells]
-    assert steps == [10, 10]
-    for cell in run.cells:
-        cell.island.close()
-    versions = run.cells[0].island.versions()
-    assert versions == run.cells[1].island.versions()
-    run.relay.rewind(0, (), (0, 0))
-
-    def again(number: int, first: Any) -> Callable[[], Any]:
-        def live() -> Any:
-            cell = run.cells[number].reborn(None, attempt=2, transport=Way(run.relay, number))
-            run.all.append(cell)
-            cell.advance(16)
+            for step, fragment in ((9, 0), (12, 1)):  # the second round of either begins; it comes at once
+                cell.advance(step)
+                wait_for(lambda fragment=fragment: cell.island._preparer.ready(fragment))  # type: ignore[misc]
+            cell.advance(14)
             return cell.values()
 
         return live
 
-    seconds = together(*(again(number, first) for number, first in enumerate(firsts)))
-    for (_, values), repeated in zip(firsts, seconds, strict=True):  # type: ignore[misc]
+    firsts = together(*(first_attempt(cell) for cell in run.cells))
+    for cell in run.cells:
+        assert [cell.journal.step_of(1, fragment, 1) for fragment in (0, 1)] == [10, 13]
+    run.relay.rewind(0, (), (0, 0))
+
+    def second_attempt(number: int) -> Callable[[], Any]:
+        way = Way(run.relay, number)
+        cell = run.cells[number].reborn(None, attempt=2, transport=way)
+        run.all.append(cell)
+
+        def live() -> Any:
+            for step in (9, 12):
+                cell.advance(step - 1)
+                way.mute = number == 1  # this time the commit is long in coming
+                threading.Timer(0.3, lambda: setattr(way, "mute", False)).start()
+                cell.advance(step + 1)
+            return cell.advance(14).values()
+
+        return live
+
+    seconds = together(*(second_attempt(number) for number in range(2)))
+    for values, repeated in zip(firsts, seconds, strict=True):
         assert same(values, repeated)  # type: ignore[arg-type]
 
 
