@@ -22,7 +22,6 @@ Who the members of a round are, and what their packets build on, is the mode's `
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -30,6 +29,7 @@ from islandctl.config.recipe import Late
 from islandctl.ledger.entries import Checkpoint, Commit, Contribution, Entry, Genesis, Halt, Rewind, Stop
 from islandctl.ledger.joint import JointCheckpoint, Lineage
 from islandctl.ledger.packet import PacketHeader
+from islandctl.relay.opened import Base, Closed, Counts, OpenRound, Parts
 from islandctl.relay.refusal import Refusal
 from islandctl.relay.rules import Key, Pairs, Rule, Scope, SharedAnchor
 
@@ -40,61 +40,6 @@ class Welcome(Enum):
     STORE = "store"
     SAME = "same"
     """The same bytes are stored already."""
-
-
-@dataclass
-class _Parts:
-    """What one cell has put into one round."""
-
-    tokens: int
-    step: int
-    hashes: dict[int, str] = field(default_factory=dict)
-    """Chunk → hash of the packet."""
-
-
-@dataclass
-class _Round:
-    """A round without a commit."""
-
-    members: tuple[int, ...]
-    version: int
-    num_chunks: int
-    first_at: float
-    cells: dict[int, _Parts] = field(default_factory=dict)
-
-    def missing(self) -> tuple[int, ...]:
-        """The members whose packets are not all there."""
-        there = {cell for cell, parts in self.cells.items() if len(parts.hashes) == self.num_chunks}
-        return tuple(cell for cell in self.members if cell not in there)
-
-
-@dataclass(frozen=True)
-class _Base:
-    """What a cell says that a chunk's packets build on."""
-
-    base: str
-    cell: int
-    window: int
-
-
-@dataclass(frozen=True)
-class Closed:
-    """A committed round."""
-
-    seq: int
-    version: int
-    named: frozenset[int]
-
-
-@dataclass
-class Counts:
-    """Commits of the present attempt."""
-
-    committed: int = 0
-    """Naming at least one cell."""
-    empty: int = 0
-    partial: int = 0
-    """Naming some cells, not all."""
 
 
 class Rounds:
@@ -125,9 +70,9 @@ class Rounds:
         self.last_commit: Commit | None = None
         self.halted: Halt | None = None
         self.stopping: Stop | None = None
-        self._open: dict[Key, _Round] = {}
+        self._open: dict[Key, OpenRound] = {}
         self._missed: dict[int, set[int]] = {cell: set() for cell in range(self.num_cells)}
-        self._bases: dict[tuple[Scope, int], _Base] = {}  # (scope, chunk) → base
+        self._bases: dict[tuple[Scope, int], Base] = {}  # (scope, chunk) → base
 
     # What is true now
 
@@ -213,7 +158,7 @@ class Rounds:
         if header.chunk >= header.num_chunks:
             raise Refusal("invalid", f"chunk {header.chunk} of {header.num_chunks}")
 
-    def _check_agrees(self, header: PacketHeader, opened: _Round | None) -> None:
+    def _check_agrees(self, header: PacketHeader, opened: OpenRound | None) -> None:
         """With the cell's other chunks, and with what the other cells build on."""
         where = f"fragment {header.fragment}, window {header.window}, chunk {header.chunk}"
         name = self.genesis.cells[header.cell]
@@ -231,20 +176,20 @@ class Rounds:
                 reason = f"{where}: cell {name} builds on another {what} than in window {base.window}, same version"
             raise Refusal("halted", reason, halt=self.halt(header.cell, reason, header.fragment, header.window))
 
-    def _base_of(self, header: PacketHeader) -> _Base | None:
+    def _base_of(self, header: PacketHeader) -> Base | None:
         scope = self._rule.scope(header)
         return None if scope is None else self._bases.get((scope, header.chunk))
 
     def stored(self, header: PacketHeader, packet_hash: str, now: float) -> None:
         """A fact: a packet that ``judge`` welcomed (now, or before a restart) lies on disk."""
         if (scope := self._rule.scope(header)) is not None:
-            self._bases.setdefault((scope, header.chunk), _Base(header.base, header.cell, header.window))
+            self._bases.setdefault((scope, header.chunk), Base(header.base, header.cell, header.window))
         key = self._key(header.cell, header.fragment, header.window)
         if key in self.closed:
             return
         members = self._rule.members(header.cell, header.fragment, header.window)
-        opened = self._open.setdefault(key, _Round(members, header.version, header.num_chunks, now))
-        parts = opened.cells.setdefault(header.cell, _Parts(header.tokens, header.step))
+        opened = self._open.setdefault(key, OpenRound(members, header.version, header.num_chunks, now))
+        parts = opened.cells.setdefault(header.cell, Parts(header.tokens, header.step))
         # A cell that died while it put, and came back another way, may tell other counts in the rest of its chunks.
         parts.tokens, parts.step = max(parts.tokens, header.tokens), max(parts.step, header.step)
         parts.hashes[header.chunk] = packet_hash

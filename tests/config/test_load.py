@@ -210,7 +210,7 @@ def test_a_wrong_profile_names_place_and_cause(tmp_path: Path, old: str, new: st
         (
             "name: r",
             "name: r\nexchange: {mode: butterfly, apply: blend}",
-            "r.yaml:2:35: exchange.apply: a butterfly moves partners half-way",
+            "r.yaml:2:36: exchange.apply: a butterfly moves partners half-way",
         ),
         ("name: r", "name: r\nexchange: {window: 5}", "r.yaml:2:20: exchange.window: overlap 5 must be smaller"),
         (
