@@ -375,7 +375,7 @@ def settings_of(rolled: random.Random, **changes: object) -> Exchange:
         "window": window,
         "fragments": rolled.choice([1, 2, 3]),
         "overlap": rolled.choice([0, 1, 2, window - 1]),
-        "codec": rolled.choice(["int8", "bf16", "fp32"]),
+        "codec": rolled.choice(["int8", "int4", "2bit", "bf16", "fp32"]),
         "when": rolled.choice(["fixed", "arrival"]),
         "apply": rolled.choice(["carry", "blend"]),
         "late": Late.model_validate(

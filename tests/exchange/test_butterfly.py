@@ -152,7 +152,7 @@ PHASES = ["before put", "after put", "after commit", "after apply"]
 
 
 @pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize(("codec", "checkpoint"), [("int8", 7), ("bf16", 9), ("fp32", 5)])
+@pytest.mark.parametrize(("codec", "checkpoint"), [("int8", 7), ("bf16", 9), ("fp32", 5), ("int4", 9), ("2bit", 7)])
 def test_killed_at_every_phase_gives_the_same_bits(make: Make, phase: str, codec: str, checkpoint: int) -> None:
     """The round is (fragment 0, window 1) of cells 0 and 2: snapshot at 9, apply at 11."""
     straight, run = make(codec=codec), make(codec=codec)
