@@ -114,7 +114,7 @@ class Due:
                 continue
             for p, seq in enumerate(seqs):
                 if seq != NONE:
-                    self._keep(p)
+                    self._keep(p, seq)
                     if not self._progress.resolve(p, seq):
                         return
             if all(seq == NONE for seq in seqs):
@@ -221,9 +221,11 @@ class Due:
             self._stop_known = stop_step(commit, self._schedule, self._pairing, arrival=self._arrival)
         return self._stop_known
 
-    def _keep(self, p: int) -> None:
+    def _keep(self, p: int, seq: int) -> None:
+        if self._ranks.rank != 0 or not self._follower.bring(p, seq):
+            return
         commit = self._follower.next_commit(p)
-        if self._ranks.rank == 0 and commit is not None:
+        if commit is not None:
             self._journal.append(
                 Resolution(
                     attempt=self._attempt, fragment=p, window=commit.window, seq=commit.seq, step=self._progress.step

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from islandctl.errors import DivergenceError
 from islandctl.exchange import mixing
 from islandctl.exchange.fragments import Chunk
 from islandctl.exchange.rounds import Rounds
@@ -97,7 +98,15 @@ class Paired(Rounds[PairState, Mixed]):
 
     def outdated(self, p: int, commit: Commit) -> bool:
         flight = self.flights[p]
-        return commit.window <= self.states[p].window and (flight is None or flight.window != commit.window)
+        past = commit.window <= self.states[p].window and (flight is None or flight.window != commit.window)
+        if past and commit.named:  # the partner has moved, this cell cannot any more
+            self._latch.fail(
+                DivergenceError(
+                    f"cell {self._cell}, fragment {p}, window {commit.window}: committed when the cell was past it",
+                    hint="go back to the newest joint checkpoint with `islandctl resume`",
+                )
+            )
+        return past
 
     def applied(self) -> Callable[[Commit], bool]:
         behind = [state.window for state in self.states]
@@ -153,10 +162,11 @@ class Paired(Rounds[PairState, Mixed]):
         state, fragment, bit = self.states[p], self._map.fragments[p], self._pairing.bit(p, window)
         last = self._schedule.is_final(window)
         for c, result in results.items():
-            owes = mine is not None and not last
-            left = torch.sub(mine.vector[c], result.own) if owes and mine else torch.zeros_like(result.own)
-            state.residual[bit][c] = left
             state.reference[bit][c], state.base[bit][c] = result.middle, result.base
+            if mine is None or last:
+                state.residual[bit][c] = torch.zeros_like(result.own)
+            else:
+                state.residual[bit][c] = torch.sub(mine.vector[c], result.own)
         if mine is None or last:  # nothing was trained since the packet: both partners end with the same bits
             for name, middle in self._shards.scatter(fragment, state.reference[bit]):
                 self._shards.local(name).copy_(middle)
