@@ -131,12 +131,25 @@ class Training(Settings):
 class Outer(Settings):
     """The optimizer that moves the anchor."""
 
-    kind: Literal["nesterov"] = "nesterov"
-    """SGD with Nesterov momentum."""
-    lr: float = Field(default=0.7, gt=0, le=10)
-    """0.7 and 0.9 are DiLoCo's published pair."""
-    momentum: float = Field(default=0.9, ge=0, lt=1)
-    """See ``lr``."""
+    kind: Literal["nesterov", "average", "delayed"] = "nesterov"
+    """``nesterov``: SGD with Nesterov momentum. ``average``: the mean of the cells' values. ``delayed``: Nesterov
+    whose momentum moves only every ``delay`` rounds of a fragment, for rounds that mostly name one cell."""
+    lr: float | None = Field(default=None, gt=0, le=10)
+    """Left out: 0.7, with momentum 0.9 DiLoCo's published pair. Not for ``average``."""
+    momentum: float | None = Field(default=None, ge=0, lt=1)
+    """Left out: 0.9. Not for ``average``."""
+    delay: int | None = Field(default=None, ge=1, le=1_000_000)
+    """For ``delayed``: rounds of a fragment between two moves of its momentum."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Outer:
+        if self.kind == "average" and (self.lr is not None or self.momentum is not None):
+            raise ValueError("kind: average takes neither lr nor momentum: it is the plain mean")
+        if (self.kind == "delayed") != (self.delay is not None):
+            raise ValueError(
+                "kind: delayed needs delay" if self.delay is None else f"kind: {self.kind} takes no delay"
+            )
+        return self
 
 
 class Late(Settings):

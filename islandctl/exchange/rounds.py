@@ -16,6 +16,7 @@ from islandctl.exchange.courier import Assignment, Courier
 from islandctl.exchange.follower import Latch
 from islandctl.exchange.fragments import Chunk, FragmentMap
 from islandctl.exchange.metrics import Metrics
+from islandctl.exchange.outer import outer_optimizer
 from islandctl.exchange.prepare import Prepared
 from islandctl.exchange.ranks import Ranks
 from islandctl.exchange.schedule import Schedule
@@ -59,12 +60,12 @@ class Rounds:
 
     def _first_state(self, p: int) -> FragmentState:
         fragment = self._map.fragments[p]
-        anchor = self._shards.gather(fragment)
+        anchor, optimizer = self._shards.gather(fragment), outer_optimizer(self._settings.outer)
         return FragmentState(
             chunks=self._shards.owned(fragment),
             anchor=anchor,
-            momentum={c: torch.zeros_like(value) for c, value in anchor.items()},
             residual={c: torch.zeros_like(value) for c, value in anchor.items()},
+            outer={c: optimizer.first_state(len(value)) for c, value in anchor.items()},
         )
 
     # A round begins
@@ -255,4 +256,4 @@ class Rounds:
 
 
 def _install(state: FragmentState, c: int, result: Prepared) -> None:
-    state.anchor[c], state.momentum[c], state.base[c] = result.anchor, result.momentum, result.base
+    state.anchor[c], state.outer[c], state.base[c] = result.anchor, result.outer, result.base

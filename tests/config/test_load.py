@@ -170,6 +170,13 @@ def test_a_wrong_profile_names_place_and_cause(tmp_path: Path, old: str, new: st
         ("name: r", "name: r\nexchange: {windw: 50}", "exchange.windw: unknown key 'windw'; did you mean 'window'?"),
         ("name: r", "name: r\nexchange: {overlap: 50}", "exchange: overlap 50 must be smaller than window 50"),
         ("name: r", "name: r\nexchange: {late: {deadline: 0 s}}", "exchange.late.deadline: must be at least 1 ms"),
+        (
+            "name: r",
+            "name: r\nexchange: {outer: {kind: average, momentum: 0.5}}",
+            "exchange.outer: kind: average takes neither lr nor momentum",
+        ),
+        ("name: r", "name: r\nexchange: {outer: {kind: delayed}}", "exchange.outer: kind: delayed needs delay"),
+        ("name: r", "name: r\nexchange: {outer: {delay: 2}}", "exchange.outer: kind: nesterov takes no delay"),
         ("name: r", "name: r\nrelay: {host: 'a b'}", "relay.host: host 'a b'"),
         (
             "name: r",

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from islandctl.config.recipe import Exchange, Late
+from islandctl.config.recipe import Exchange, Late, Outer
 from islandctl.errors import ExchangeError, RelayError, UnreachableError
 from islandctl.exchange.island import Hurried
 from islandctl.ledger.entries import Commit, Entry, Rewind
@@ -365,5 +365,6 @@ def settings_of(rolled: random.Random, **changes: object) -> Exchange:
         "late": Late.model_validate(
             {"deadline": "150 ms", "windows": rolled.choice([1, 2]), "then": rolled.choice(["alone", "wait"])}
         ),
+        "outer": rolled.choice([Outer(), Outer(), Outer(kind="average"), Outer(kind="delayed", delay=2)]),
     }
     return toy_settings(**(rolls | changes))

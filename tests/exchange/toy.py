@@ -321,7 +321,9 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
 
 
 def anchors(cell: Cell) -> dict[str, Tensor]:
-    return {k: v for k, v in cell.island.state_dict().items() if k.startswith(("anchor", "momentum"))}
+    """With what the outer optimizer remembers."""
+    kept = ("anchor", "momentum", "sum", "held")
+    return {k: v for k, v in cell.island.state_dict().items() if k.startswith(kept)}
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
