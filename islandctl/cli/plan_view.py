@@ -12,7 +12,6 @@ from rich.text import Text
 from islandctl.cli.output import typeable
 from islandctl.config.site import SiteProfile
 from islandctl.config.units import bits_per_s_text, bytes_text, count_text, seconds_text
-from islandctl.planner.limits import not_yet
 from islandctl.planner.plan import CellEstimate, CellPlan, Figure, Finding, Plan
 
 MAX_COLUMNS = 100
@@ -139,8 +138,6 @@ def _print_finding(console: Console, finding: Finding) -> None:
 def _verdict(plan: Plan, command: str) -> Text:
     if not plan.feasible:
         return Text("infeasible: see ✗", style="bold red")
-    if not_yet(plan):
-        return Text("feasible; launch does not run everything of it yet: see !", style="bold")
     return Text("feasible  ", style="bold green").append(f"next: {typeable(command)}", style="default")
 
 

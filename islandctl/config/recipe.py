@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from islandctl.config.budget import Budget
 from islandctl.config.model import Name, Settings
 from islandctl.config.site import Bandwidth, RoundTrip, checked_address
 from islandctl.config.units import Seconds, Share, parse_seconds, within
@@ -39,24 +40,30 @@ class ModelRecipe(Settings):
     """Experts per token."""
     balance: float = Field(default=0.01, ge=0)
     """Weight of the load-balancing loss; 0.01 is the common choice since Switch Transformers."""
-    vocabulary: int = Field(default=256, ge=2, le=10_000_000)
-    """256: bytes."""
+    vocabulary: int = Field(default=256, ge=256, le=10_000_000)
+    """At least 256: the text is read as bytes."""
 
     @model_validator(mode="after")
     def _consistent(self) -> ModelRecipe:
         if self.width % self.heads:
-            raise ValueError(f"width {self.width} is not divisible by heads {self.heads}")
+            raise self.contradiction(f"width {self.width} is not divisible by heads {self.heads}", "heads")
         if (self.width // self.heads) % 2:
-            raise ValueError(f"width / heads = {self.width // self.heads} must be even (rotary positions)")
+            raise self.contradiction(
+                f"width / heads = {self.width // self.heads} must be even (rotary positions)", "heads"
+            )
         if self.kv_heads is not None and self.heads % self.kv_heads:
-            raise ValueError(f"heads {self.heads} is not divisible by kv_heads {self.kv_heads}")
+            raise self.contradiction(f"heads {self.heads} is not divisible by kv_heads {self.kv_heads}", "kv_heads")
         moe = self.experts is not None and self.active_experts is not None
         if self.kind == "moe" and not moe:
-            raise ValueError("kind: moe needs experts and active_experts")
+            raise self.contradiction("kind: moe needs experts and active_experts", "kind")
         if self.kind == "dense" and (self.experts is not None or self.active_experts is not None):
-            raise ValueError("kind: dense takes neither experts nor active_experts")
+            raise self.contradiction(
+                "kind: dense takes neither experts nor active_experts", "experts", "active_experts"
+            )
         if self.experts is not None and self.active_experts is not None and self.active_experts > self.experts:
-            raise ValueError(f"active_experts {self.active_experts} is more than experts {self.experts}")
+            raise self.contradiction(
+                f"active_experts {self.active_experts} is more than experts {self.experts}", "active_experts"
+            )
         return self
 
 
@@ -103,8 +110,8 @@ class Optimizer(Settings):
 class Schedule(Settings):
     """The learning rate over the steps: linear warm-up, then decay to ``final`` times the peak."""
 
-    warmup: int = Field(default=100, ge=0)
-    """Steps."""
+    warmup: int | None = Field(default=None, ge=0)
+    """Steps; left out: 100, or all steps of a shorter training."""
     decay: Literal["cosine", "linear", "none"] = "cosine"
     """From the end of the warm-up to the last step."""
     final: Share = 0.1
@@ -126,6 +133,19 @@ class Training(Settings):
     schedule: Schedule = Schedule()
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Of the first values, the order of the data and the rounding of packets."""
+
+    @property
+    def warmup(self) -> int:
+        """Steps of the warm-up."""
+        return min(100, self.steps) if self.schedule.warmup is None else self.schedule.warmup
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Training:
+        if self.warmup > self.steps:
+            raise self.contradiction(
+                f"a warm-up of {self.warmup} steps never ends in a training of {self.steps}", "schedule.warmup"
+            )
+        return self
 
 
 class Outer(Settings):
@@ -194,9 +214,15 @@ class Exchange(Settings):
     @model_validator(mode="after")
     def _consistent(self) -> Exchange:
         if self.overlap >= self.window:
-            raise ValueError(f"overlap {self.overlap} must be smaller than window {self.window}")
+            raise self.contradiction(
+                f"overlap {self.overlap} must be smaller than window {self.window}", "overlap", "window"
+            )
         if self.fragments > self.window:
-            raise ValueError(f"fragments {self.fragments} must not exceed window {self.window}: one starts per step")
+            raise self.contradiction(
+                f"fragments {self.fragments} must not exceed window {self.window}: one starts per step",
+                "fragments",
+                "window",
+            )
         return self
 
 
@@ -276,3 +302,14 @@ class Recipe(Settings):
     evaluation: Evaluation = Evaluation()
     relay: RelayRecipe = RelayRecipe()
     worker: WorkerRecipe = WorkerRecipe()
+    budget: Budget = Budget()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Recipe:
+        limit, sequence = self.data.limit_bytes, self.training.sequence
+        if limit is not None and limit <= sequence:
+            raise self.contradiction(
+                f"{limit} bytes hold no whole sequence of training.sequence {sequence} and its next byte",
+                "data.limit_bytes",
+            )
+        return self

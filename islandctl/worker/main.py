@@ -75,6 +75,7 @@ class Worker:
             num_cells=len(self.job.cells),
             checkpoints=self.checkpoint_folder,
             keep=self.recipe.checkpoint.keep,
+            spent=self.wishes.spent if self.ranks.leads else lambda: False,
         )
         self.closing.callback(self.farewell)
         self.island, self.map_hash = join(
