@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from islandctl.config.budget import Budget
 from islandctl.config.model import Name, Settings
+from islandctl.config.placement import PlacementRule
 from islandctl.config.site import Bandwidth, RoundTrip, checked_address
 from islandctl.config.units import Seconds, Share, parse_seconds, within
 
@@ -196,6 +197,9 @@ class Exchange(Settings):
     """Inner steps in which every fragment is exchanged once."""
     fragments: int = Field(default=4, ge=1)
     """Parts of the model, exchanged one after another over the window."""
+    placement: PlacementRule = "strided"
+    """``strided``: the model's blocks go to fragments in turn. ``consecutive``: in runs of neighbours. ``balanced``:
+    so that fragments are about equal bytes on the wire, for models whose embedding is as heavy as blocks."""
     overlap: int = Field(default=5, ge=0)
     """Steps between taking a snapshot and applying the round's result."""
     when: Literal["fixed", "arrival"] = "fixed"

@@ -84,6 +84,8 @@ class Island:
             [(name, tuple(parameter.shape)) for name, parameter in parameters.items()],
             settings.fragments,
             settings.chunk,
+            placement=settings.placement,
+            codec=settings.codec,
         )
         self._ranks = Ranks(group)
         self._shards = Shards(parameters, self._ranks)

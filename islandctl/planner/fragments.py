@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from islandctl.config.model import Model
+from islandctl.config.placement import place, weight
 from islandctl.config.recipe import Exchange, ModelRecipe
 from islandctl.planner.parameters import parameters
 
@@ -34,20 +35,21 @@ class FragmentSize(Model):
 def fragment_sizes(model: ModelRecipe, exchange: Exchange) -> tuple[FragmentSize, ...]:
     """Every fragment's size, by the worker's own rule.
 
-    Blocks go to fragments in turn; embedding, head and last norm go, largest first, to the fragment that is smallest
-    then. Raises ``ValueError`` when there are more fragments than blocks.
+    Raises ``ValueError`` when there are more fragments than blocks.
     """
     counts = parameters(model)
     num = exchange.fragments
     if num > model.layers:
         raise ValueError(f"{num} fragments are more than the model's {model.layers} layers")
-    layers = [model.layers // num + (index < model.layers % num) for index in range(num)]
-    small = [number * counts.layer_small for number in layers]
-    large = [number * counts.layer_large for number in layers]
-    for values, is_small in ((counts.embedding, True), (counts.head, False), (model.width, True)):
-        sizes = [a + b for a, b in zip(small, large, strict=True)]
-        smallest = sizes.index(min(sizes))
-        (small if is_small else large)[smallest] += values
+    few, many = (weight(exchange.placement, exchange.codec, exact=exact) for exact in (True, False))
+    others = ((counts.embedding, 0), (0, counts.head), (model.width, 0))
+    parts = [*[(counts.layer_small, counts.layer_large)] * model.layers, *others]
+    sizes = [few * a + many * b for a, b in parts]
+    of_layers, of_others = place(sizes[: model.layers], sizes[model.layers :], num, exchange.placement)
+    small, large = [0] * num, [0] * num
+    for index, (a, b) in zip([*of_layers, *of_others], parts, strict=True):
+        small[index] += a
+        large[index] += b
     return tuple(_size(index, small[index], large[index], exchange) for index in range(num))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from islandctl.config.placement import PlacementRule
 from islandctl.exchange.fragments import fragment_map
 from islandctl.planner.fragments import fragment_sizes
 from islandctl.planner.parameters import parameters
@@ -14,12 +15,16 @@ from islandctl.worker.model import Decoder
 
 
 @pytest.mark.parametrize("name", ["demo", "butterfly-8", "case-study-32b"])
-def test_sizes_agree(name: str, shipped: Any) -> None:
+@pytest.mark.parametrize("placement", ["strided", "consecutive", "balanced"])
+def test_sizes_agree(name: str, placement: PlacementRule, shipped: Any) -> None:
     recipe = shipped(name)[0].value
     with torch.device("meta"):
         named = [(key, tuple(value.shape)) for key, value in Decoder(recipe.model).named_parameters()]
-    made = fragment_map(named, recipe.exchange.fragments, recipe.exchange.chunk).fragments
-    planned = fragment_sizes(recipe.model, recipe.exchange)
+    exchange = recipe.exchange.model_copy(update={"placement": placement})
+    made = fragment_map(
+        named, exchange.fragments, exchange.chunk, placement=placement, codec=exchange.codec
+    ).fragments
+    planned = fragment_sizes(recipe.model, exchange)
     assert sum(fragment.numel for fragment in made) == parameters(recipe.model).total
     assert [(f.numel, len(f.chunks), sum(c.numel for c in f.chunks if c.exact)) for f in made] == [
         (size.values, size.num_chunks, size.small) for size in planned
