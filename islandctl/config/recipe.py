@@ -165,11 +165,12 @@ class Outer(Settings):
     @model_validator(mode="after")
     def _consistent(self) -> Outer:
         if self.kind == "average" and (self.lr is not None or self.momentum is not None):
-            raise ValueError("kind: average takes neither lr nor momentum: it is the plain mean")
-        if (self.kind == "delayed") != (self.delay is not None):
-            raise ValueError(
-                "kind: delayed needs delay" if self.delay is None else f"kind: {self.kind} takes no delay"
-            )
+            key = "momentum" if self.lr is None else "lr"
+            raise self.contradiction("kind: average takes neither lr nor momentum: it is the plain mean", key)
+        if self.kind == "delayed" and self.delay is None:
+            raise self.contradiction("kind: delayed needs delay", "kind")
+        if self.kind != "delayed" and self.delay is not None:
+            raise self.contradiction(f"kind: {self.kind} takes no delay", "delay")
         return self
 
 
@@ -200,6 +201,9 @@ class Exchange(Settings):
     placement: PlacementRule = "strided"
     """``strided``: the model's blocks go to fragments in turn. ``consecutive``: in runs of neighbours. ``balanced``:
     so that fragments are about equal bytes on the wire, for models whose embedding is as heavy as blocks."""
+    warmup: int = Field(default=0, ge=0, le=1_000_000_000)
+    """Steps that the first cell trains alone, while the others wait; then its values are sent to them once, exact,
+    and all train on from there. 0: none."""
     overlap: int = Field(default=5, ge=0)
     """Steps between taking a snapshot and applying the round's result."""
     when: Literal["fixed", "arrival"] = "fixed"
@@ -227,6 +231,8 @@ class Exchange(Settings):
                 "fragments",
                 "window",
             )
+        if self.warmup and self.mode != "two-site":
+            raise self.contradiction(f"warmup is for mode: two-site, not for {self.mode}", "warmup", "mode")
         return self
 
 
@@ -316,4 +322,7 @@ class Recipe(Settings):
                 f"{limit} bytes hold no whole sequence of training.sequence {sequence} and its next byte",
                 "data.limit_bytes",
             )
+        warmup, steps = self.exchange.warmup, self.training.steps
+        if warmup >= steps:
+            raise self.contradiction(f"{warmup} steps must be fewer than training.steps {steps}", "exchange.warmup")
         return self

@@ -71,7 +71,7 @@ class Flight:
     apply_at: int
     tokens: int
     snapshot: dict[str, Tensor]
-    """This rank's part of every parameter of the fragment; empty in a final round."""
+    """This rank's part of every parameter of the fragment; empty in the seed and in final rounds."""
     vector: dict[int, Tensor]
     payload: dict[int, Future[bytes]]
     moved: int = 0

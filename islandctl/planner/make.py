@@ -20,6 +20,7 @@ from islandctl.planner.fragments import FragmentSize, fragment_sizes
 from islandctl.planner.limits import not_yet
 from islandctl.planner.parameters import Counts, parameters
 from islandctl.planner.plan import CellEstimate, CellPlan, Figure, Finding, Plan, config_hash
+from islandctl.planner.warmup import warmup_finding
 
 
 def make_plan(recipe: Loaded[Recipe], sites: Sequence[Loaded[SiteProfile]]) -> Plan:
@@ -130,4 +131,5 @@ def _findings(
         ]
     found += [judge.storage_finding(recipe, counts, site, cells_on[site.name]) for site in plan.sites]
     found += [judge.deadline_finding(recipe, fragments, links), judge.pace_finding(plan.estimates)]
+    found.append(warmup_finding(recipe, fragments, links, plan.estimates))
     return [finding for finding in found if finding is not None]

@@ -11,7 +11,7 @@ from islandctl.errors import ExchangeError, RelayError
 from islandctl.ledger.entries import Entry
 from islandctl.ledger.packet import PacketHeader, digest, unpack
 from islandctl.relay.messages import Heartbeat, RelayStatus
-from islandctl.relay.rounds import Refusal
+from islandctl.relay.refusal import Refusal
 from islandctl.relay.service import Place, Service
 
 
@@ -50,6 +50,7 @@ class InProcessRelay:
     Args:
         run, config_hash, cells, num_fragments: which run this is; packets of another are refused.
         late: what happens when a cell's packet does not come.
+        seeded: window 0 is the first cell's alone.
         archive: what a relay before this one held, to go on from there.
         clock: monotonic seconds.
     """
@@ -62,6 +63,7 @@ class InProcessRelay:
         num_fragments: int,
         *,
         late: Late | None = None,
+        seeded: bool = False,
         archive: MemoryArchive | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -75,6 +77,7 @@ class InProcessRelay:
             cells=cells,
             num_fragments=num_fragments,
             late=late or Late(),
+            seeded=seeded,
             clock=clock,
         )
         self.service.on_entry(self._wake)

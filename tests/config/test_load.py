@@ -215,10 +215,20 @@ def test_a_wrong_profile_names_place_and_cause(tmp_path: Path, old: str, new: st
         (
             "name: r",
             "name: r\nexchange: {outer: {kind: average, momentum: 0.5}}",
-            "exchange.outer: kind: average takes neither lr nor momentum",
+            "exchange.outer.momentum: kind: average takes neither lr nor momentum",
         ),
-        ("name: r", "name: r\nexchange: {outer: {kind: delayed}}", "exchange.outer: kind: delayed needs delay"),
-        ("name: r", "name: r\nexchange: {outer: {delay: 2}}", "exchange.outer: kind: nesterov takes no delay"),
+        ("name: r", "name: r\nexchange: {outer: {kind: delayed}}", "exchange.outer.kind: kind: delayed needs delay"),
+        ("name: r", "name: r\nexchange: {outer: {delay: 2}}", "exchange.outer.delay: kind: nesterov takes no delay"),
+        (
+            "name: r",
+            "name: r\nexchange: {warmup: 10}",
+            "r.yaml:2:20: exchange.warmup: 10 steps must be fewer than training.steps 10",
+        ),
+        (
+            "name: r",
+            "name: r\nexchange: {mode: none, warmup: 5}",
+            "exchange.warmup: warmup is for mode: two-site, not for none",
+        ),
         ("name: r", "name: r\nrelay: {host: 'a b'}", "relay.host: host 'a b'"),
         (
             "name: r",

@@ -249,7 +249,13 @@ class Cell:
         )
 
     def advance(self, until: int) -> Cell:
+        """To that step; less far when it is hurried while it waits for the first cell's warm-up."""
         while self.now < until:
+            if self.island.warming_up:
+                before, self.now = self.now, self.island.await_warmup()
+                if self.now == before:
+                    return self
+                continue
             self.train(self.parameters, self.cell, self.now + 1)
             self.now = self.island.step(tokens=100 + self.cell)
         return self
