@@ -7,7 +7,7 @@ import pytest
 
 from .rehearsal import Run, recipe, same, until, write_text
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 WARMUP, STEPS = 300, 316
 RANKS = (1, 2)
 
@@ -19,6 +19,7 @@ def runs(tmp_path: Path) -> Iterator[list[Run]]:
         exchange={"mode": "two-site", "warmup": WARMUP},
         training={"steps": STEPS},
         checkpoint={"every": 20},
+        evaluation={"every": 100},
     )
     both = [Run(tmp_path / name, plan, ranks=RANKS, relay=True) for name in ("whole", "hurt")]
     yield both
