@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from islandctl.config.codec import FACTS, CodecName
+
 PlacementRule = Literal["strided", "consecutive", "balanced"]
-BITS = {"fp32": 32, "bf16": 16, "int8": 8}
-"""Of one value in each codec, without its share of a scale."""
 
 
-def weight(rule: PlacementRule, codec: str, *, exact: bool) -> int:
+def weight(rule: PlacementRule, codec: CodecName, *, exact: bool) -> int:
     """What one value counts when fragments are compared: its bits on the wire where ``rule`` balances, else 1.
 
     Args:
@@ -23,7 +23,7 @@ def weight(rule: PlacementRule, codec: str, *, exact: bool) -> int:
     """
     if rule != "balanced":
         return 1
-    return BITS["bf16" if exact and codec != "fp32" else codec]
+    return FACTS["bf16" if exact and codec != "fp32" else codec].bits
 
 
 def place(

@@ -85,6 +85,7 @@ class Island:
             [(name, tuple(parameter.shape)) for name, parameter in parameters.items()],
             settings.fragments,
             settings.chunk,
+            settings.exact,
             placement=settings.placement,
             codec=settings.codec,
         )

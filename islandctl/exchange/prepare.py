@@ -106,7 +106,7 @@ class Preparer:
         parts = {part.cell: self._courier.fetch(commit, part, chunk, state.base[c]) for part in commit.named}
         mean = weighted_mean(list(parts.values()), [part.tokens for part in commit.named])
         # Where nothing was trained a momentum step would only coast: what is owed is shared out as it is.
-        plain = self._schedule.is_exact(commit.window) or not any(part.tokens for part in commit.named)
+        plain = self._schedule.is_whole(commit.window) or not any(part.tokens for part in commit.named)
         optimizer = Average() if plain else self._outer
         anchor, outer = optimizer.step(state.anchor[c], state.outer[c], mean)
         own = parts.get(self._cell)

@@ -79,14 +79,14 @@ class Rounds:
         state = self.states[p]
         vector = self._owed(p)
         self._ranks.agree(self._latch.error or self._not_finite(p, window, step, vector))
-        copies, exact = {}, self._schedule.is_exact(window)
-        if not exact:
+        copies, whole = {}, self._schedule.is_whole(window)
+        if not whole:
             placements = self._map.fragments[p].placements
             copies = {one.name: self._shards.local(one.name).clone() for one in placements}
         flight = Flight(
             window=window,
             step=step,
-            apply_at=step if exact else min(step + self._schedule.overlap, self._schedule.steps),
+            apply_at=step if whole else min(step + self._schedule.overlap, self._schedule.steps),
             tokens=state.tokens,
             snapshot=copies,
             vector=vector,
@@ -110,13 +110,13 @@ class Rounds:
                     self._courier.resend(self._assignment(p, flight, chunk), payload, codec)
 
     def _owed(self, p: int) -> dict[int, Tensor]:
-        """v = (anchor − value) + residual of this rank's chunks; its first part's norm goes to the metrics."""
+        """v = (anchor − value) + β·residual of this rank's chunks; its first part's norm goes to the metrics."""
         state = self.states[p]
         vectors, moved = self._shards.gather(self._map.fragments[p]), 0.0
         for c, value in vectors.items():
             delta = torch.sub(state.anchor[c], value)
             moved += float(torch.dot(delta, delta))
-            vectors[c] = torch.add(delta, state.residual[c])
+            vectors[c] = torch.add(delta, state.residual[c].mul(self._settings.beta))
         (moved,) = self._ranks.sum([moved])
         self.metrics.norm[p] = math.sqrt(moved) if math.isfinite(moved) else None
         return vectors
@@ -140,10 +140,13 @@ class Rounds:
         )
 
     def _codec(self, chunk: Chunk, window: int) -> Codec:
-        if self._schedule.is_exact(window):
+        if self._schedule.is_whole(window):
             return codec_named("fp32")
         exact = chunk.exact and self._settings.codec != "fp32"
-        return codec_named("bf16" if exact else self._settings.codec)
+        if exact:
+            return codec_named("bf16")
+        settings = self._settings
+        return codec_named(settings.codec, block=settings.block, rounding=settings.rounding)
 
     # A round ends
 
@@ -199,7 +202,7 @@ class Rounds:
                 state.residual[c] = torch.zeros_like(result.anchor)
             else:
                 left = torch.sub(mine.vector[c], result.own)
-                if self._settings.apply == "blend":  # the value still holds the share alpha of what was owed before
+                if self._settings.apply == "blend":  # the value still holds the share alpha of what was owed, whole
                     alpha = self._settings.alpha
                     left = torch.add(left.mul(1 - alpha), state.residual[c].mul(alpha))
                 state.residual[c] = left

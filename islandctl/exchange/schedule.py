@@ -56,7 +56,7 @@ class Schedule:
         """Whether rounds of this window belong to the end of the run."""
         return window >= self.final_window
 
-    def is_exact(self, window: int) -> bool:
+    def is_whole(self, window: int) -> bool:
         """Whether values go as they are and nobody trains meanwhile: the seed and the final rounds."""
         return self.is_seed(window) or self.is_final(window)
 

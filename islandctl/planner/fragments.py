@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
+
+from islandctl.config.codec import FACTS, CodecName, body_bytes
 from islandctl.config.model import Model
 from islandctl.config.placement import place, weight
 from islandctl.config.recipe import Exchange, ModelRecipe
-from islandctl.planner.parameters import parameters
+from islandctl.planner.parameters import NamedParameter, named_parameters
 
-SCALE_BLOCK = 256
-"""Values per bf16 scale of the int8 codec."""
 CODEC_HEADER_BYTES = 16
 """In front of every chunk's values."""
 PACKET_OVERHEAD_BYTES = 1024
@@ -20,7 +21,7 @@ class FragmentSize(Model):
 
     index: int
     small: int
-    """Values of norms, routers and the token embedding: bf16 whatever the codec."""
+    """Values of norms, routers, the token embedding and what the recipe's ``exact`` names: bf16, not in the codec."""
     large: int
     """All other values, in the recipe's codec."""
     num_chunks: int
@@ -37,38 +38,47 @@ def fragment_sizes(model: ModelRecipe, exchange: Exchange) -> tuple[FragmentSize
 
     Raises ``ValueError`` when there are more fragments than blocks.
     """
-    counts = parameters(model)
     num = exchange.fragments
     if num > model.layers:
         raise ValueError(f"{num} fragments are more than the model's {model.layers} layers")
-    few, many = (weight(exchange.placement, exchange.codec, exact=exact) for exact in (True, False))
-    others = ((counts.embedding, 0), (0, counts.head), (model.width, 0))
-    parts = [*[(counts.layer_small, counts.layer_large)] * model.layers, *others]
-    sizes = [few * a + many * b for a, b in parts]
-    of_layers, of_others = place(sizes[: model.layers], sizes[model.layers :], num, exchange.placement)
+    parts = [(one, _is_small(one, exchange)) for one in named_parameters(model)]
+    layers, others = [0] * model.layers, []
+    for parameter, is_small in parts:
+        size = parameter.values * weight(exchange.placement, exchange.codec, exact=is_small)
+        if parameter.layer is None:
+            others.append((-size, parameter.name))
+        else:
+            layers[parameter.layer] += size
+    others.sort()
+    of_layers, of_others = place(layers, [-size for size, _ in others], num, exchange.placement)
+    of_other = dict(zip((name for _, name in others), of_others, strict=True))
     small, large = [0] * num, [0] * num
-    for index, (a, b) in zip([*of_layers, *of_others], parts, strict=True):
-        small[index] += a
-        large[index] += b
+    for parameter, is_small in parts:
+        index = of_other[parameter.name] if parameter.layer is None else of_layers[parameter.layer]
+        (small if is_small else large)[index] += parameter.values
     return tuple(_size(index, small[index], large[index], exchange) for index in range(num))
 
 
+def _is_small(parameter: NamedParameter, exchange: Exchange) -> bool:
+    return parameter.few or any(fnmatchcase(parameter.name, pattern) for pattern in exchange.exact)
+
+
+def unused_pattern(model: ModelRecipe, exchange: Exchange) -> str | None:
+    """A pattern of ``exchange.exact`` that fits no parameter of the model, if there is one."""
+    names = [parameter.name for parameter in named_parameters(model)] if exchange.exact else []
+    return next((one for one in exchange.exact if not any(fnmatchcase(name, one) for name in names)), None)
+
+
 def _size(index: int, small: int, large: int, exchange: Exchange) -> FragmentSize:
-    chunk = exchange.chunk
+    chunk, codec = exchange.chunk, exchange.codec
     num_chunks = -(-small // chunk) - (-large // chunk)
-    encoded = num_chunks * CODEC_HEADER_BYTES + _region(small, chunk, "bf16") + _region(large, chunk, exchange.codec)
+    block = FACTS[codec].block and (exchange.block or FACTS[codec].block)
+    encoded = num_chunks * CODEC_HEADER_BYTES
+    encoded += _region(small, chunk, "fp32" if codec == "fp32" else "bf16", 0) + _region(large, chunk, codec, block)
     return FragmentSize(index=index, small=small, large=large, num_chunks=num_chunks, encoded_bytes=encoded)
 
 
-def _region(values: int, chunk: int, codec: str) -> int:
-    """Bytes of ``values`` cut into chunks: fp32 4, bf16 2, int8 1 and a scale of 2 bytes per started block."""
-    match codec:
-        case "fp32":
-            return 4 * values
-        case "bf16":
-            return 2 * values
-        case "int8":
-            full, rest = divmod(values, chunk)
-            return values + 2 * (full * -(-chunk // SCALE_BLOCK) - (-rest // SCALE_BLOCK))
-        case _:
-            raise ValueError(f"no size known for codec {codec}")
+def _region(values: int, chunk: int, codec: CodecName, block: int) -> int:
+    """Bytes of ``values`` cut into chunks, without their headers."""
+    full, rest = divmod(values, chunk)
+    return full * body_bytes(codec, block, chunk) + body_bytes(codec, block, rest)

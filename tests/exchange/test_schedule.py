@@ -26,7 +26,7 @@ def test_every_fragment_begins_once_a_window_at_its_step(schedule: Schedule) -> 
     begun = {step: each for step in range(1, schedule.steps + 1) if (each := schedule.begins_at(step))}
     for step, each in begun.items():
         assert schedule.snapshot_step(each.fragment, each.window) == step
-        assert not schedule.is_exact(each.window)
+        assert not schedule.is_whole(each.window)
         assert step <= schedule.apply_step(each.fragment, each.window) <= min(step + schedule.overlap, schedule.steps)
     first = schedule.first_window
     begins = {window: schedule.warmup + (window - first) * schedule.window for window in range(first, 400)}
