@@ -6,6 +6,7 @@ Without torch, since a plan needs it too.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heapify, heapreplace
 from typing import Literal
 
 from islandctl.config.codec import FACTS, CodecName
@@ -43,15 +44,15 @@ def place(
         rule: which of the three.
     """
     sizes = [*blocks, *others]
-    totals = [0] * num_fragments
-    found = [0] * len(sizes)
-    order = sorted(range(len(sizes)), key=lambda i: -sizes[i]) if rule == "balanced" else range(len(sizes))
-    for i in order:
-        if rule == "strided" and i < len(blocks):
-            found[i] = i % num_fragments
-        elif rule == "consecutive" and i < len(blocks):
-            found[i] = i * num_fragments // len(blocks)
-        else:
-            found[i] = totals.index(min(totals))
+    found, totals = [0] * len(sizes), [0] * num_fragments
+    given = 0 if rule == "balanced" else len(blocks)
+    for i in range(given):
+        found[i] = i % num_fragments if rule == "strided" else i * num_fragments // len(blocks)
         totals[found[i]] += sizes[i]
+    smallest = [(total, fragment) for fragment, total in enumerate(totals)]
+    heapify(smallest)
+    rest = range(given, len(sizes))
+    for i in sorted(rest, key=lambda i: -sizes[i]) if rule == "balanced" else rest:
+        total, found[i] = smallest[0]
+        heapreplace(smallest, (total + sizes[i], found[i]))
     return found[: len(blocks)], found[len(blocks) :]

@@ -160,6 +160,9 @@ class Training(Settings):
     """Tokens per sequence."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of the forward and backward pass; parameters and optimizer are float32."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Activations computed again in the backward pass instead of kept: those that are cheap to compute, or all but
+    the blocks' inputs. Other than ``none``: planned, not launched yet."""
     optimizer: Optimizer
     schedule: Schedule = Schedule()
     seed: int = Field(default=0, ge=0, lt=2**63)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Literal
 
 import pytest
@@ -11,7 +12,7 @@ from islandctl.config.placement import PlacementRule
 from islandctl.config.recipe import ModelRecipe
 from islandctl.exchange.fragments import fragment_map, is_exact
 from islandctl.planner.fragments import fragment_sizes
-from islandctl.planner.parameters import named_parameters, parameters
+from islandctl.planner.parameters import named_parameters, parameters, tensors
 from islandctl.worker.model import Decoder
 
 
@@ -42,3 +43,14 @@ def test_names_agree(kind: Literal["moe", "dense"]) -> None:
     planned = {one.name: (one.values, one.few) for one in named_parameters(model)}
     assert planned == {key: (value.numel(), is_exact(key, value.shape)) for key, value in named.items()}
     assert sum(values for values, _ in planned.values()) == parameters(model).total
+
+
+@pytest.mark.parametrize("name", ["demo", "butterfly-8", "case-study-32b"])
+def test_every_tensor_is_counted(name: str, shipped: Any) -> None:
+    model = shipped(name)[0].value.model
+    with torch.device("meta"):
+        built = Counter(tuple(value.shape) for value in Decoder(model).parameters())
+    planned: Counter[tuple[int, ...]] = Counter()
+    for tensor in tensors(model):
+        planned[tensor.shape] += tensor.number
+    assert planned == built
