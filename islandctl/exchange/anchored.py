@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from islandctl.exchange.fragments import Chunk
-from islandctl.exchange.outer import nesterov, weighted_mean
+from islandctl.exchange.outer import Average, OuterState, outer_optimizer, weighted_mean
 from islandctl.exchange.rounds import Rounds
-from islandctl.exchange.state import AnchorState, Flight, base_hash
+from islandctl.exchange.state import AnchorState, Flight, outer_hash
 from islandctl.exchange.verdict import names
 from islandctl.ledger.entries import Commit
 
@@ -25,7 +25,7 @@ class Prepared:
     """One chunk's result of one commit, ready to be installed."""
 
     anchor: Tensor
-    momentum: Tensor
+    outer: OuterState
     base: str
     own: Tensor | None
     """What this cell sent, decoded; None when the commit does not name it."""
@@ -40,12 +40,12 @@ class Anchored(Rounds[AnchorState, Prepared]):
 
     def _first_state(self, p: int) -> AnchorState:
         fragment = self._map.fragments[p]
-        anchor = self._shards.gather(fragment)
+        anchor, optimizer = self._shards.gather(fragment), outer_optimizer(self._settings.outer)
         return AnchorState(
             chunks=self._shards.owned(fragment),
             anchor=anchor,
-            momentum={c: torch.zeros_like(value) for c, value in anchor.items()},
             residual={c: torch.zeros_like(value) for c, value in anchor.items()},
+            outer={c: optimizer.first_state(len(value)) for c, value in anchor.items()},
         )
 
     # A round begins
@@ -62,18 +62,21 @@ class Anchored(Rounds[AnchorState, Prepared]):
         return vectors
 
     def _snapshot(self, p: int, window: int) -> dict[str, Tensor]:
-        if self._schedule.is_final(window):
+        if self._schedule.is_whole(window):
             return {}
         return {one.name: self._shards.local(one.name).clone() for one in self._map.fragments[p].placements}
 
     def _base(self, p: int, window: int, chunk: int) -> tuple[int, str]:
         return self.states[p].version, self.states[p].base[chunk]
 
-    def next_last(self, p: int) -> int:
-        state = self.states[p]
-        number = state.window + 1
-        regular = not state.at_end and number <= self._schedule.last_window(p)
-        return number if regular else max(self._schedule.final_window, number)
+    def next_last(self) -> list[tuple[int, int]]:
+        found = []
+        for p, state in enumerate(self.states):
+            if self.flights[p] is None and not state.final:
+                number = state.window + 1
+                regular = not state.at_end and number <= self._schedule.last_window(p)
+                found.append((p, number if regular else max(self._schedule.final_window, number)))
+        return found
 
     # Its commit
 
@@ -88,7 +91,9 @@ class Anchored(Rounds[AnchorState, Prepared]):
         return lambda commit: commit.seq <= seqs[commit.fragment]
 
     def missed(self, commit: Commit) -> bool:
-        return bool(commit.named) and not names(commit, self._cell)
+        """Not the seed, which never names but the first cell."""
+        others = bool(commit.named) and not names(commit, self._cell)
+        return others and not self._schedule.is_seed(commit.window)
 
     def step_of(self, commit: Commit) -> int:
         return max((part.step for part in commit.named), default=0)
@@ -98,23 +103,18 @@ class Anchored(Rounds[AnchorState, Prepared]):
 
     def work(self, commit: Commit, chunk: Chunk) -> Prepared:
         """The outer step."""
-        state, c, outer = self.states[chunk.fragment], chunk.index, self._settings.outer
+        state, c = self.states[chunk.fragment], chunk.index
         parts = {part.cell: self._courier.fetch(commit, part, chunk, state.base[c]) for part in commit.named}
         mean = weighted_mean(list(parts.values()), [part.tokens for part in commit.named])
         # Where nothing was trained a momentum step would only coast: what is owed is shared out as it is.
-        plain = self._schedule.is_final(commit.window) or not any(part.tokens for part in commit.named)
-        anchor, momentum = nesterov(
-            state.anchor[c],
-            state.momentum[c],
-            mean,
-            lr=1.0 if plain else outer.lr,
-            decay=0.0 if plain else outer.momentum,
-        )
+        plain = self._schedule.is_whole(commit.window) or not any(part.tokens for part in commit.named)
+        optimizer = Average() if plain else outer_optimizer(self._settings.outer)
+        anchor, outer = optimizer.step(state.anchor[c], state.outer[c], mean)
         own = parts.get(self._cell)
         return Prepared(
             anchor=anchor,
-            momentum=momentum,
-            base=base_hash(anchor, momentum),
+            outer=outer,
+            base=outer_hash(anchor, outer),
             own=own,
             own_square=float(torch.dot(own, own)) if own is not None else 0.0,
             mean_square=float(torch.dot(mean, mean)),
@@ -143,12 +143,13 @@ class Anchored(Rounds[AnchorState, Prepared]):
         """The commit names this cell: residual and value follow what was sent.
 
         Without a flight (a walk) the packet is from an earlier life, and so is what its encoding left out: the
-        learning is in the anchor, and nothing is owed.
+        learning is in the anchor, and nothing is owed. Nor after the seed, where all take over the values that the
+        ledger names: those of an earlier life can be another training altogether.
         """
         state = self.states[p]
         for c, result in results.items():
             assert result.own is not None
-            if mine is None:
+            if mine is None or self._schedule.is_seed(mine.window):
                 state.residual[c] = torch.zeros_like(result.anchor)
             else:
                 left = torch.sub(mine.vector[c], result.own)
@@ -183,7 +184,7 @@ class Anchored(Rounds[AnchorState, Prepared]):
         snapshot = mine.snapshot if mine is not None else {}
         for name, anchor in self._shards.scatter(self._map.fragments[p], self.states[p].anchor):
             value = self._shards.local(name)
-            if not snapshot:  # a walk, or a final round: nothing was trained meanwhile
+            if not snapshot:  # a walk, the seed or a final round: nothing was trained meanwhile
                 value.copy_(anchor)
             elif blend:
                 alpha = self._settings.alpha
@@ -211,4 +212,4 @@ class Anchored(Rounds[AnchorState, Prepared]):
 
 
 def _install(state: AnchorState, c: int, result: Prepared) -> None:
-    state.anchor[c], state.momentum[c], state.base[c] = result.anchor, result.momentum, result.base
+    state.anchor[c], state.outer[c], state.base[c] = result.anchor, result.outer, result.base

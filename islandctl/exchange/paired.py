@@ -85,9 +85,17 @@ class Paired(Rounds[PairState, Mixed]):
     def _base(self, p: int, window: int, chunk: int) -> tuple[int, str]:
         return window, self.states[p].base[self._pairing.bit(p, window)][chunk]
 
-    def next_last(self, p: int) -> int:
-        number = self.states[p].window + 1
-        return number if number <= self._schedule.last_window(p) else max(self._schedule.final_window, number)
+    def next_last(self) -> list[tuple[int, int]]:
+        """Only those of the earliest window: a cell whose fragments are at unequal windows must keep to the order of
+        all rounds. Else it can wait for a partner that waits, over others, for an earlier round of its own."""
+        windows = {}
+        for p, state in enumerate(self.states):
+            if not state.final:
+                number = state.window + 1
+                regular = number <= self._schedule.last_window(p)
+                windows[p] = number if regular else max(self._schedule.final_window, number)
+        first = min(windows.values(), default=0)
+        return [(p, window) for p, window in windows.items() if window == first and self.flights[p] is None]
 
     # Its commit
 

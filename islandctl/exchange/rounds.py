@@ -94,8 +94,8 @@ class Rounds(ABC, Generic[State, Result]):
         """Change state and values. ``mine``: the cell's flight of that round. Gives: can the flight count no more?"""
 
     @abstractmethod
-    def next_last(self, p: int) -> int:
-        """The window of the round that the fragment begins next, after the last step."""
+    def next_last(self) -> list[tuple[int, int]]:
+        """The rounds (fragment, window) that begin next, after the last step."""
 
     @abstractmethod
     def finish(self) -> None:
@@ -136,10 +136,11 @@ class Rounds(ABC, Generic[State, Result]):
         state = self.states[p]
         vector = self._vectors(p, window)
         self._ranks.agree(self._latch.error or self._not_finite(p, window, step, vector))
+        whole = self._schedule.is_whole(window)
         flight = Flight(
             window=window,
             step=step,
-            apply_at=min(step + self._schedule.overlap, self._schedule.steps),
+            apply_at=step if whole else min(step + self._schedule.overlap, self._schedule.steps),
             tokens=state.tokens,
             snapshot=self._snapshot(p, window),
             vector=vector,
@@ -180,7 +181,7 @@ class Rounds(ABC, Generic[State, Result]):
         return Assignment(chunk, num_chunks, flight.window, version, base, flight.step, flight.tokens)
 
     def _codec(self, chunk: Chunk, window: int) -> Codec:
-        if self._schedule.is_final(window):
+        if self._schedule.is_whole(window):
             return codec_named("fp32")
         exact = chunk.exact and self._settings.codec != "fp32"
         if exact:
@@ -216,8 +217,8 @@ class Rounds(ABC, Generic[State, Result]):
         state.window, state.version = max(state.window, commit.window), max(state.version, commit.version)
         state.resolved_seq = commit.seq
         self._courier.forget(p, commit.window)
-        named = names(commit, self._cell)
-        self.metrics.resolved(named=named, late=mine is not None and step > mine.apply_at)
+        taken = names(commit, self._cell) or self._schedule.is_seed(commit.window)
+        self.metrics.resolved(named=taken, late=mine is not None and step > mine.apply_at)
 
     def _norm(self, p: int, square: float) -> None:
         """Tell the norm of what the fragment has learnt; ``square`` is this rank's part. Collective."""

@@ -2,7 +2,8 @@
 
 Keys (p: fragment, c: chunk, r: rank)::
 
-    anchor.<p>.<c>  momentum.<p>.<c>  residual.<p>.<c>     fp32, with the chunk's owner
+    anchor.<p>.<c>  residual.<p>.<c>                       fp32, with the chunk's owner
+    momentum.<p>.<c>  sum.<p>.<c>  held.<p>.<c>            the same: what the outer optimizer remembers, see ``outer``
     reference<b>.<p>.<c>  residual<b>.<p>.<c>              the same in a butterfly, of the pair by bit b
     flight.<p>.vector.<c>                                  fp32, what was to be sent, residual included
     flight.<p>.payload.<c>                                 uint8, what was sent: the encoded vector
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from islandctl.errors import CheckpointError
 from islandctl.exchange.fragments import Chunk
+from islandctl.exchange.outer import OuterState
 from islandctl.ledger.packet import canonical_json, digest
 
 
@@ -47,12 +49,16 @@ class FragmentState:
     final: bool = False
     """The run's final round, or the last of them, is behind it."""
 
-    def stores(self) -> dict[str, dict[int, Tensor]]:
-        """What a checkpoint keeps, by the first part of its keys: chunk → tensor."""
+    def kept(self, chunk: int) -> dict[str, Tensor]:
+        """What a checkpoint keeps of a chunk, by the first part of its keys."""
+        raise NotImplementedError
+
+    def restore(self, chunk: int, kept: dict[str, Tensor]) -> None:
+        """Take it over."""
         raise NotImplementedError
 
     def rehash(self) -> None:
-        """Compute the hashes anew, after ``stores`` were filled."""
+        """Compute the hashes anew, after ``restore``."""
         raise NotImplementedError
 
 
@@ -61,19 +67,23 @@ class AnchorState(FragmentState):
     """With one anchor for all cells."""
 
     anchor: dict[int, Tensor]
-    momentum: dict[int, Tensor]
     residual: dict[int, Tensor]
+    outer: dict[int, OuterState]
     base: dict[int, str] = field(default_factory=dict)
-    """Hash of each chunk's anchor and momentum."""
+    """Hash of each chunk's anchor and outer state."""
 
     def __post_init__(self) -> None:
         self.rehash()
 
-    def stores(self) -> dict[str, dict[int, Tensor]]:
-        return {"anchor": self.anchor, "momentum": self.momentum, "residual": self.residual}
+    def kept(self, chunk: int) -> dict[str, Tensor]:
+        return {"anchor": self.anchor[chunk], "residual": self.residual[chunk], **self.outer[chunk]}
+
+    def restore(self, chunk: int, kept: dict[str, Tensor]) -> None:
+        self.anchor[chunk], self.residual[chunk] = kept["anchor"], kept["residual"]
+        self.outer[chunk] = {name: kept[name] for name in self.outer[chunk]}
 
     def rehash(self) -> None:
-        self.base = {c: base_hash(self.anchor[c], self.momentum[c]) for c in self.anchor}
+        self.base = {c: outer_hash(self.anchor[c], self.outer[c]) for c in self.anchor}
 
 
 @dataclass(kw_only=True)
@@ -88,9 +98,14 @@ class PairState(FragmentState):
     def __post_init__(self) -> None:
         self.rehash()
 
-    def stores(self) -> dict[str, dict[int, Tensor]]:
-        found = {f"reference{bit}": store for bit, store in enumerate(self.reference)}
-        return found | {f"residual{bit}": store for bit, store in enumerate(self.residual)}
+    def kept(self, chunk: int) -> dict[str, Tensor]:
+        found = {f"reference{bit}": store[chunk] for bit, store in enumerate(self.reference)}
+        return found | {f"residual{bit}": store[chunk] for bit, store in enumerate(self.residual)}
+
+    def restore(self, chunk: int, kept: dict[str, Tensor]) -> None:
+        for bit in range(len(self.reference)):
+            self.reference[bit][chunk] = kept[f"reference{bit}"]
+            self.residual[bit][chunk] = kept[f"residual{bit}"]
 
     def rehash(self) -> None:
         # All references begin as one and the same tensor: it is hashed once.
@@ -113,7 +128,7 @@ class Flight:
     apply_at: int
     tokens: int
     snapshot: dict[str, Tensor]
-    """This rank's part of every parameter of the fragment; empty in a final round."""
+    """This rank's part of every parameter of the fragment; empty where nobody trains meanwhile."""
     vector: dict[int, Tensor]
     payload: dict[int, Future[bytes]]
     moved: int = 0
@@ -125,6 +140,11 @@ class Flight:
 def base_hash(*parts: Tensor) -> str:
     """Hash of what a chunk's packets build on: little-endian fp32, one after the other."""
     return digest(b"".join(part.numpy().astype("<f4", copy=False).tobytes() for part in parts))
+
+
+def outer_hash(anchor: Tensor, outer: OuterState) -> str:
+    """The same of an anchor and its outer state, that by name."""
+    return base_hash(anchor, *(outer[name] for name in sorted(outer)))
 
 
 def done(payload: bytes) -> Future[bytes]:
@@ -140,8 +160,9 @@ def save(
     """This rank's part of the checkpoint. Waits for packets that are being encoded, not for the network."""
     tensors: dict[str, Tensor] = {}
     for p, state in enumerate(states):
-        for kind, store in state.stores().items():
-            tensors |= {f"{kind}.{p}.{c}": tensor for c, tensor in store.items()}
+        for chunk in state.chunks:
+            for kind, tensor in state.kept(chunk.index).items():
+                tensors[f"{kind}.{p}.{chunk.index}"] = tensor
     for p, flight in enumerate(flights):
         if flight is None:
             continue
@@ -213,9 +234,13 @@ def load(
     """
     flights: list[Flight | None] = []
     for p, (state, told, record) in enumerate(zip(states, meta["fragments"], meta["flights"], strict=True)):
-        for kind, store in state.stores().items():
-            for chunk in state.chunks:
-                store[chunk.index] = _take(tensors, f"{kind}.{p}.{chunk.index}", (chunk.numel,)).clone()
+        for chunk in state.chunks:
+            c = chunk.index
+            kept = {
+                kind: _take(tensors, f"{kind}.{p}.{c}", tuple(one.shape)).clone()
+                for kind, one in state.kept(c).items()
+            }
+            state.restore(c, kept)
         state.rehash()
         for name, value in told.items():
             setattr(state, name, value)

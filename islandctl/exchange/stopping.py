@@ -9,7 +9,7 @@ from islandctl.ledger.entries import Commit
 from islandctl.ledger.pairs import Pairing
 
 
-def stop_step(commit: Commit, schedule: Schedule, pairing: Pairing | None, *, arrival: bool) -> int:
+def common_step(commit: Commit, schedule: Schedule, pairing: Pairing | None, *, arrival: bool) -> int:
     """The step at which the run stops, by the first commit after the stop entry.
 
     With one anchor nobody passes that round's apply step without having read its commit. In a butterfly others may be

@@ -19,8 +19,8 @@ WEIGHT_BYTES = 4
 """A parameter, fp32."""
 GRADIENT_BYTES = 4
 """Its gradient, fp32."""
-ANCHOR_BYTES = 12
-"""A parameter in the exchange: fp32 anchor, outer momentum and residual, on the processor."""
+ANCHOR_BYTES = {"average": 8, "nesterov": 12, "delayed": 16}
+"""A parameter in the exchange, on the processor: fp32 anchor, residual, and what the outer optimizer remembers."""
 REFERENCE_BYTES = 8
 """A parameter in a butterfly, for each of the k partners: fp32 reference and residual."""
 FLIGHT_BYTES = 16
@@ -91,7 +91,7 @@ def state_bytes(exchange: Exchange) -> int:
         return 0
     if exchange.mode == "butterfly":
         return REFERENCE_BYTES * ((exchange.cells or 2).bit_length() - 1)
-    return ANCHOR_BYTES
+    return ANCHOR_BYTES[exchange.outer.kind]
 
 
 def exchange_bytes(recipe: Recipe, counts: Counts, fragments: tuple[FragmentSize, ...], num_ranks: int) -> int:

@@ -70,6 +70,7 @@ def serve(folder: Path) -> None:
             num_fragments=settings.num_fragments,
             late=settings.late,
             final_window=settings.final_window,
+            seeded=settings.seeded,
             clock=time.monotonic,
         )
         server = Server(service, store, tokens, settings)

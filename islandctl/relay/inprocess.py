@@ -51,6 +51,7 @@ class InProcessRelay:
         run, config_hash, cells, num_fragments: which run this is; packets of another are refused.
         late: what happens when a cell's packet does not come.
         final_window: set in a butterfly; see ``Rounds``.
+        seeded: window 0 is the first cell's alone.
         archive: what a relay before this one held, to go on from there.
         clock: monotonic seconds.
     """
@@ -64,6 +65,7 @@ class InProcessRelay:
         *,
         late: Late | None = None,
         final_window: int | None = None,
+        seeded: bool = False,
         archive: MemoryArchive | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -78,6 +80,7 @@ class InProcessRelay:
             num_fragments=num_fragments,
             late=late or Late(),
             final_window=final_window,
+            seeded=seeded,
             clock=clock,
         )
         self.service.on_entry(self._wake)

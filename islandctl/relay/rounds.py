@@ -15,6 +15,8 @@ that are away (K windows missed)          (``alone``); ``then: wait``: the round
 another member's packet is missing        at the deadline after the first packet: empty (``deadline``)
 the fragment has moved on in another      at once: empty (``deadline``): its packets are on an old anchor
 window
+in a seeded run, window 0                 when the first cell's packets are there, naming it alone (``complete``);
+                                          it has no deadline, and nobody else takes part
 ========================================  =====================================================
 
 Who the members of a round are, and what their packets build on, is the mode's ``Rule``.
@@ -49,13 +51,16 @@ class Rounds:
         genesis: the ledger's first entry: run, configuration hash, cells, number of fragments.
         late: what happens when a cell's packet does not come.
         final_window: of a butterfly, the first window of its last rounds; None: all cells share one anchor.
+        seeded: the rounds of window 0 are the first cell's alone: its values are where the others begin.
     """
 
-    def __init__(self, genesis: Genesis, late: Late, final_window: int | None = None) -> None:
+    def __init__(
+        self, genesis: Genesis, late: Late, *, final_window: int | None = None, seeded: bool = False
+    ) -> None:
         self.genesis = genesis
         self.late = late
         self.num_cells = len(genesis.cells)
-        self._rule: Rule = SharedAnchor(self.num_cells, late)
+        self._rule: Rule = SharedAnchor(self.num_cells, late, seeded=seeded)
         if final_window is not None:
             self._rule = Pairs(self.num_cells, late, final_window)
         self.lineage = Lineage(self.num_cells)
@@ -133,6 +138,8 @@ class Rounds:
         """
         self._check_shape(header)
         where = f"fragment {header.fragment}, window {header.window}"
+        if header.cell not in self._rule.members(header.cell, header.fragment, header.window):
+            raise Refusal("invalid", f"{where}: the warm-up belongs to cell {self.genesis.cells[0]} alone")
         self._check_going()
         self._check_attempt(header.attempt)
         if stored_hash is not None:

@@ -56,21 +56,26 @@ class Rule(Protocol):
 
 
 class SharedAnchor:
-    """All cells take part, and build on one anchor. Its version counts the commits in it."""
+    """All cells take part, and build on one anchor. Its version counts the commits in it.
+
+    Args:
+        seeded: the rounds of window 0 are the first cell's alone: its values are where the others begin.
+    """
 
     what = "anchor"
     partial = True
 
-    def __init__(self, num_cells: int, late: Late) -> None:
+    def __init__(self, num_cells: int, late: Late, *, seeded: bool = False) -> None:
         self._all = tuple(range(num_cells))
         self._late = late
+        self._seeded = seeded
         self._versions: list[int] = []
 
     def begin(self, versions: Sequence[int]) -> None:
         self._versions = list(versions)
 
     def members(self, cell: int, fragment: int, window: int) -> tuple[int, ...]:
-        return self._all
+        return self._all[:1] if self._seeded and window == 0 else self._all
 
     def pair(self, members: tuple[int, ...]) -> tuple[int, int] | None:
         return None
@@ -87,7 +92,7 @@ class SharedAnchor:
         return version != self._versions[fragment]
 
     def deadline_s(self, window: int) -> float | None:
-        return self._late.deadline
+        return None if self._seeded and window == 0 else self._late.deadline
 
     def version_after(self, fragment: int, window: int, *, named: bool) -> int:
         return self._versions[fragment] + named

@@ -60,6 +60,7 @@ class Service:
         run, config_hash, cells, num_fragments: which run this is. Must match the archive's.
         late: the late policy.
         final_window: set in a butterfly; see ``Rounds``.
+        seeded: window 0 is the first cell's alone.
         clock: monotonic seconds.
     """
 
@@ -73,6 +74,7 @@ class Service:
         num_fragments: int,
         late: Late,
         final_window: int | None = None,
+        seeded: bool = False,
         clock: Callable[[], float],
     ) -> None:
         self._archive = archive
@@ -93,11 +95,11 @@ class Service:
             cells=tuple(cells),
             num_fragments=num_fragments,
         )
-        self._rounds = self._recover(genesis, late, final_window)
+        self._rounds = self._recover(Rounds(self._first(genesis), late, final_window=final_window, seeded=seeded))
         self.tick()
 
-    def _recover(self, expected: Genesis, late: Late, final_window: int | None) -> Rounds:
-        """Rebuild the state from the archive."""
+    def _first(self, expected: Genesis) -> Genesis:
+        """The ledger's first entry, written if there is none."""
         first = self._archive.entries(-1, 1)
         if not first:
             genesis = seal(expected, START)
@@ -108,7 +110,10 @@ class Service:
         ignored = {"at", "hash"}
         if found.model_dump(exclude=ignored) != expected.model_dump(exclude=ignored):
             raise Refusal("foreign", f"the ledger here belongs to run {found.run}, or to another configuration of it")
-        rounds = Rounds(found, late, final_window)
+        return found
+
+    def _recover(self, rounds: Rounds) -> Rounds:
+        """Rebuild the state from the archive."""
         attempt = 0
         heard: dict[tuple[int, int], set[int]] = {}
         while batch := self._archive.entries(rounds.head.seq, 1000):

@@ -68,6 +68,7 @@ def relay_files(record: RunRecord, plan: Plan, *, host: str, port: int) -> dict[
         num_fragments=exchange.fragments,
         late=exchange.late,
         final_window=-(-steps // exchange.window) if exchange.mode == "butterfly" else None,
+        seeded=exchange.warmup > 0,
         emulate=plan.recipe.relay.emulate,
         host=host,
         port=port,

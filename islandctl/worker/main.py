@@ -29,6 +29,7 @@ from islandctl.worker.wishes import Stopped, Wishes
 
 log = logging.getLogger("islandctl.worker")
 SILENT = "the relay does not answer"
+WARMUP = "the first cell's warm-up"
 BY_SIGNAL = "stopped by a signal"
 FAREWELL_S = 60.0
 """How long the end waits for the relay to hear of the last checkpoint. It is on disk in any case."""
@@ -89,7 +90,9 @@ class Worker:
 
         clock = Clock(self.cell.tokens_per_step)
         reason, _ = self.asked(may_save=False)  # it may have died after the checkpoint that a stop asked for
-        self.reporter.update(state="training")
+        while self.island.warming_up and not reason:
+            reason = self.await_warmup()
+        self.reporter.update(state="training", message="")
         while self.step < training.steps and not reason:
             result = self.cell.train_step(self.step)
             self.tokens += self.cell.tokens_per_step
@@ -162,6 +165,26 @@ class Worker:
         self.reporter.update(step=self.step, tokens=self.tokens, bits_per_byte=tuple(self.bits_per_byte[-60:]))
         name = saved.path.name if saved else ""
         self.note("start", checkpoint=name, num_ranks=self.ranks.size, life=life())
+
+    def await_warmup(self) -> str:
+        """The first cell trains alone: wait until its values are here, or it has saved; then save as well.
+
+        Returns:
+            Why to stop now; empty: go on.
+        """
+        self.note("waiting", reason=WARMUP)
+        self.reporter.update(message=f"waits for {WARMUP}")
+        before = self.step
+        with self.reporter.doing("waiting"):
+            self.step = self.island.await_warmup()
+        self.reporter.update(step=self.step)
+        self.note_exchange()
+        reason, save = self.asked()
+        # A joint checkpoint takes all cells. Where the seed is, the first cell saves when one is due.
+        due = self.island.warming_up and self.step > before
+        if not reason and (save or due or self.step % self.recipe.checkpoint.every == 0):
+            self.save()
+        return reason
 
     def evaluate(self) -> None:
         """Bits per byte on the held-out text."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from islandctl.config.recipe import Exchange, Late
+from islandctl.config.recipe import Exchange, Late, Outer
 from islandctl.errors import ExchangeError, RelayError, UnreachableError
 from islandctl.exchange.island import Hurried
 from islandctl.exchange.state import AnchorState
@@ -149,6 +149,7 @@ class Life:
                     return self.cell
                 self._park()
             except (ExchangeError, RelayError):
+                self.trouble.settled.wait()  # a rewind that is being written is told after this
                 if self.cell not in self.killed and self.trouble.attempt == self.attempt:
                     raise
             except (RuntimeError, CancelledError):
@@ -259,6 +260,8 @@ class Trouble:
         self.checkpoints: dict[str, Saved] = {}
         self.bases: dict[tuple[int, ...], dict[int, str]] = {}
         self.rewind: Rewind | None = None
+        self.settled = threading.Event()
+        self.settled.set()
         self.relays = Relays(self._relay)
         self.lives = [Life(self, number) for number in range(num_cells)]
 
@@ -274,11 +277,13 @@ class Trouble:
             self.settings.fragments,
             late=self.settings.late,
             final_window=-(-self.steps // self.settings.window) if self.settings.mode == "butterfly" else None,
+            seeded=self.settings.warmup > 0,
             archive=before.archive if before else None,
         )
 
     def _go_back(self) -> None:
         """What ``islandctl resume`` does."""
+        self.settled.clear()
         with self.relays.call() as relay:
             joint = relay.status().joint_checkpoints
             target = self.random.choice([None, *joint[-2:]]) if len(joint) < 2 else joint[-1]
@@ -289,6 +294,7 @@ class Trouble:
             )
         assert isinstance(entry, Rewind)
         self.rewind = entry
+        self.settled.set()
 
     def run(self, *, equal: bool = True) -> list[Cell]:
         """Run to the end and check what must hold: no hang, no halt, equal anchors always, equal weights at last.
@@ -381,5 +387,7 @@ def settings_of(rolled: random.Random, **changes: object) -> Exchange:
         "late": Late.model_validate(
             {"deadline": "150 ms", "windows": rolled.choice([1, 2]), "then": rolled.choice(["alone", "wait"])}
         ),
+        "warmup": rolled.choice([0, 0, 3, 10, 13]),
+        "outer": rolled.choice([Outer(), Outer(), Outer(kind="average"), Outer(kind="delayed", delay=2)]),
     }
     return toy_settings(**(rolls | changes))

@@ -14,7 +14,7 @@ from islandctl.config.recipe import Late
 from islandctl.errors import DivergenceError, ExchangeError, UnreachableError
 from islandctl.exchange import courier, follower
 from islandctl.exchange.schedule import Schedule
-from islandctl.exchange.stopping import reached, stop_step
+from islandctl.exchange.stopping import common_step, reached
 from islandctl.ledger.entries import Commit, Entry
 from islandctl.ledger.pairs import Pairing
 from islandctl.relay.inprocess import InProcessRelay
@@ -257,6 +257,18 @@ def test_a_stop_ends_in_a_joint_checkpoint(mode: str, when: str) -> None:
         assert joint >= set(range(5, 60, 5))
 
 
+def test_the_end_keeps_the_order_of_all_rounds(make: Make) -> None:
+    """Seen as a hang: after the last step, a cell behind in one fragment began a final round of the other at once."""
+    cell = make().cells[0]
+    rounds = cell.island._rounds
+    rounds.states[0].window, rounds.states[1].window = 1, 3
+    assert rounds.next_last() == [(0, 2)]
+    rounds.states[0].window = 2
+    assert rounds.next_last() == [(0, 4), (1, 4)]
+    rounds.states[0].final = True
+    assert rounds.next_last() == [(1, 4)]
+
+
 def test_a_resume_repeats_arrivals(make: Make) -> None:
     """With ``arrival`` a round is applied when it comes; the journal has the step, and the next attempt takes it."""
     run = make(2, when="arrival", overlap=4)
@@ -309,9 +321,9 @@ def test_the_stop_lies_behind_everybody() -> None:
     schedule = Schedule(steps=1000, window=10, fragments=2, overlap=3)
     place = {"seq": 9, "attempt": 1, "at": "", "previous": "", "fragment": 0, "window": 4, "version": 5}
     commit = Commit.model_validate(place | {"named": (), "reason": "deadline", "pair": (0, 1)})
-    assert stop_step(commit, schedule, None, arrival=False) == 48
-    assert stop_step(commit, schedule, None, arrival=True) == 51
+    assert common_step(commit, schedule, None, arrival=False) == 48
+    assert common_step(commit, schedule, None, arrival=True) == 51
     for num_cells in (2, 4, 8, 16):
-        step = stop_step(commit, schedule, Pairing(num_cells), arrival=False)
+        step = common_step(commit, schedule, Pairing(num_cells), arrival=False)
         ahead = max(at for at in range(1, 200) if min(reached(at, schedule, Pairing(num_cells))) <= 48)
         assert ahead < step <= ahead + 13
