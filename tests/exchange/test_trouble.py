@@ -73,7 +73,7 @@ def test_what_was_killed_ends_as_if_never_touched(seed: int) -> None:
 
 def butterfly(rolled: random.Random, then: str, deadline: str, **changes: object) -> Exchange:
     late = Late.model_validate({"deadline": deadline, "windows": rolled.choice([1, 2]), "then": then})
-    return settings_of(rolled, mode="butterfly", apply="carry", late=late, **changes)
+    return settings_of(rolled, mode="butterfly", apply="carry", warmup=0, late=late, **changes)
 
 
 @pytest.mark.parametrize("seed", seeds(3, 12))
