@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -122,10 +123,18 @@ class Training(Settings):
     """Tokens per sequence."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of the forward and backward pass; parameters and optimizer are float32."""
-    optimizer: Optimizer
+    optimizer: Optimizer | None = None
+    """Required, unless a script of your own trains."""
     schedule: Schedule = Schedule()
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Of the first values, the order of the data and the rounding of packets."""
+
+
+    @property
+    def inner(self) -> Optimizer:
+        """The optimizer of the built-in loop, where the recipe has it by rule."""
+        assert self.optimizer is not None
+        return self.optimizer
 
 
 class Outer(Settings):
@@ -245,9 +254,51 @@ class Restart(Settings):
 class WorkerRecipe(Settings):
     """The worker processes."""
 
+    command: tuple[str, ...] | None = None
+    """A training script of your own: `[python, train.py, --lr, "1e-3"]`, or the same as one text. No shell. `python`
+    is the interpreter of the site. The script calls `islandctl.attach`; see docs/attach.md. Left out: the built-in
+    training."""
+    files: tuple[str, ...] = ()
+    """Files and folders beside the recipe that the script needs, itself included. Text, at most 1 MiB in all: they
+    travel with the plan to every node."""
+    parameters: int | None = Field(default=None, ge=1)
+    """How many parameters the script's model has, for the plan. Left out: the plan cannot tell what the links carry."""
     restart: Restart = Restart()
     env: dict[str, str] = Field(default_factory=dict)
     """Extra environment variables."""
+
+    @field_validator("command", mode="before")
+    @classmethod
+    def _command_is_words(cls, command: object) -> object:
+        if not isinstance(command, str):
+            return command
+        try:
+            return tuple(shlex.split(command))
+        except ValueError as error:
+            raise ValueError(f"not a command: {str(error).lower()}") from error
+
+    @field_validator("command")
+    @classmethod
+    def _command_is_python(cls, command: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if command is not None and (len(command) < 2 or command[0] != "python" or command[1:] == ("-m",)):
+            raise ValueError("write `[python, SCRIPT, …]` or `[python, -m, MODULE, …]`")
+        if command is not None and command[1].startswith("-") and command[1] != "-m":
+            raise ValueError(f"'{command[1]}': of python's own options only -m can be given; use worker.env")
+        return command
+
+    @field_validator("files")
+    @classmethod
+    def _files_are_beside(cls, files: tuple[str, ...]) -> tuple[str, ...]:
+        for name in files:
+            if name.startswith(("/", "~")) or ".." in name.split("/"):
+                raise ValueError(f"'{name}' is not beside the recipe; name files and folders there, without ..")
+        return files
+
+    @model_validator(mode="after")
+    def _consistent(self) -> WorkerRecipe:
+        if self.command is None and (self.files or self.parameters):
+            raise ValueError("files and parameters belong to a command")
+        return self
 
 
 class Recipe(Settings):
@@ -255,11 +306,43 @@ class Recipe(Settings):
 
     name: Name
     """Begins the names of runs."""
-    model: ModelRecipe
-    data: DataRecipe
+    model: ModelRecipe | None = None
+    """Required, unless a script of your own trains."""
+    data: DataRecipe | None = None
+    """Required, unless a script of your own trains."""
     training: Training
     exchange: Exchange = Exchange()
     checkpoint: CheckpointRecipe = CheckpointRecipe()
     evaluation: Evaluation = Evaluation()
     relay: RelayRecipe = RelayRecipe()
     worker: WorkerRecipe = WorkerRecipe()
+
+    @property
+    def decoder(self) -> ModelRecipe:
+        """The model of the built-in training, where the recipe has it by rule."""
+        assert self.model is not None
+        return self.model
+
+    @property
+    def text(self) -> DataRecipe:
+        """The text of the built-in training, where the recipe has it by rule."""
+        assert self.data is not None
+        return self.data
+
+    @model_validator(mode="after")
+    def _says_what_trains(self) -> Recipe:
+        """The built-in training is told all; a script decides by itself what else would be written here in vain."""
+        training = self.training
+        parts = {"model": self.model, "data": self.data, "training.optimizer": training.optimizer}
+        if self.worker.command is None:
+            missing = [key for key, value in parts.items() if value is None]
+            if missing:
+                raise ValueError(f"key '{missing[0]}' is missing; only with worker.command it may be left out")
+            return self
+        idle = [key for key, value in parts.items() if value is not None]
+        idle += ["training.schedule"] if training.schedule != Schedule() else []
+        idle += ["training.precision"] if training.precision != "float32" else []
+        idle += ["evaluation"] if self.evaluation != Evaluation() else []
+        if idle:
+            raise ValueError(f"{idle[0]} means nothing with worker.command: the script decides it; leave it out")
+        return self

@@ -31,13 +31,13 @@ def make_plan(recipe: Loaded[Recipe], sites: Sequence[Loaded[SiteProfile]]) -> P
         ConfigError: recipe and sites contradict one another, or an accelerator is unknown.
     """
     cells = make_cells(recipe, sites)
-    counts = parameters(recipe.value.model)
+    counts = parameters(recipe.value.decoder)
     try:
-        fragments = fragment_sizes(recipe.value.model, recipe.value.exchange)
+        fragments = fragment_sizes(recipe.value.decoder, recipe.value.exchange)
     except ValueError as error:
         raise ConfigError(
             f"{recipe.at('exchange', 'fragments')}: exchange.fragments: {error}",
-            hint=f"set exchange.fragments to at most {recipe.value.model.layers}",
+            hint=f"set exchange.fragments to at most {recipe.value.decoder.layers}",
         ) from error
     known = {site.value.name: (site.value, accelerator(site)) for site in sites}
     cells_on = Counter(cell.site for cell in cells)

@@ -44,7 +44,7 @@ def activation_bytes(recipe: Recipe, num_ranks: int) -> int:
     and 3 values (fp32) a token and vocabulary entry for logits, their softmax and its gradient. Attention's scores
     are never stored (fused attention).
     """
-    model, training = recipe.model, recipe.training
+    model, training = recipe.decoder, recipe.training
     tokens = training.batch * training.sequence // num_ranks
     per_block = 7 * model.width + 3 * kv_width(model)
     if model.experts and model.active_experts:

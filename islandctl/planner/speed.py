@@ -25,7 +25,7 @@ def step_flops(recipe: Recipe, counts: Counts) -> float:
     6 a token and active parameter, and 6·s·d a token and layer for causal attention (12·s·d, half of it masked).
     """
     tokens = recipe.training.batch * recipe.training.sequence
-    attention = 6.0 * recipe.model.layers * recipe.model.width * recipe.training.sequence
+    attention = 6.0 * recipe.decoder.layers * recipe.decoder.width * recipe.training.sequence
     return tokens * (6.0 * counts.active + attention)
 
 
@@ -49,7 +49,7 @@ def step_time(
     fast, slow = (step_flops(recipe, counts) / (rate * share) for share in reversed(UTILISATION))
     traffic, words = _traffic_s(recipe, counts, site, accelerator, cell)
     low = max(fast, traffic)
-    high = max(slow + traffic / NETWORK_SHARE, recipe.model.layers * LAUNCH_S)
+    high = max(slow + traffic / NETWORK_SHARE, recipe.decoder.layers * LAUNCH_S)
     return Figure(
         value=(low + high) / 2,
         low=low,

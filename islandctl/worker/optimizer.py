@@ -35,7 +35,7 @@ class InnerOptimizer:
     def __init__(self, parameters: Mapping[str, nn.Parameter], training: Training) -> None:
         self.parameters = dict(parameters)
         self.training = training
-        recipe = training.optimizer
+        recipe = training.inner
         matrices = [p for p in self.parameters.values() if p.ndim >= 2]
         vectors = [p for p in self.parameters.values() if p.ndim < 2]
         self.adamw = torch.optim.AdamW(
@@ -65,9 +65,9 @@ class InnerOptimizer:
             The gradient's norm before clipping, and the learning rate.
         """
         rate = learning_rate(
-            step, steps=self.training.steps, peak=self.training.optimizer.lr, schedule=self.training.schedule
+            step, steps=self.training.steps, peak=self.training.inner.lr, schedule=self.training.schedule
         )
-        norm = nn.utils.clip_grad_norm_(self.parameters.values(), self.training.optimizer.clip, foreach=True)
+        norm = nn.utils.clip_grad_norm_(self.parameters.values(), self.training.inner.clip, foreach=True)
         if isinstance(norm, DTensor):
             norm = norm.full_tensor()
         for group in self.adamw.param_groups:

@@ -11,17 +11,19 @@ from typing import Literal
 from islandctl.config.model import Model
 from islandctl.errors import (
     CheckpointError,
-    ConfigError,
     DivergenceError,
     IslandError,
     PreflightError,
     RelayError,
     RunError,
+    UsageError,
 )
 
 log = logging.getLogger(__name__)
-_FINAL = (ConfigError, PreflightError, DivergenceError, CheckpointError)
-FINAL_CODES = frozenset({"halted", "stale", "held_out", "forbidden", "foreign", "token"})
+_FINAL = (UsageError, PreflightError, DivergenceError, CheckpointError)
+_BROKEN = (ImportError, NameError, SyntaxError)
+"""Faults of a script, whatever its data."""
+FINAL_CODES = frozenset({"halted", "stale", "held_out", "model", "forbidden", "foreign", "token"})
 """Refusals of the relay that a repetition would meet again."""
 
 
@@ -51,7 +53,7 @@ class Outcome(Model):
                 final = error.code in FINAL_CODES
             reason, hint, retry = error.message, error.hint, not final
         else:
-            reason, hint, retry = _unexpected(error, rank), "see islandctl logs", True
+            reason, hint, retry = _unexpected(error, rank), "see islandctl logs", not isinstance(error, _BROKEN)
         return cls(
             outcome="failed", retry=retry, reason=reason, hint=hint, step=step, rank=rank, at=round(time.time(), 3)
         )
