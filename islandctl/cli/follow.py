@@ -12,7 +12,8 @@ import typer
 
 from islandctl.cli import output
 from islandctl.cli.look import StatusView, count, duration
-from islandctl.errors import RunError
+from islandctl.config.budget import BY_BUDGET
+from islandctl.errors import BudgetError, RunError
 
 if TYPE_CHECKING:
     from islandctl.runs.gather import Watcher
@@ -108,7 +109,9 @@ def closing_lines(status: RunStatus, folder: str) -> Iterator[str]:
 
 
 def exit_code(status: RunStatus) -> int:
-    """0 for a run that finished, 1 for one that failed or was stopped before its end."""
+    """0 for a run that finished, 6 where its budget stopped it, 1 for one that failed or was stopped otherwise."""
+    if status.state == "stopped" and status.detail.startswith(BY_BUDGET):
+        return BudgetError.exit_code
     return 0 if status.state == "finished" else RunError.exit_code
 
 

@@ -26,7 +26,7 @@ def launch(
     """Start a run on its sites and follow it. Ctrl-C detaches; the run goes on.
 
     Ends with 0 when the run finished, 1 when it failed or was stopped, 3 when the plan cannot work, 4 when a node is
-    not fit, 5 when one cannot be reached.
+    not fit, 5 when one cannot be reached, 6 when the budget stopped it.
 
     Examples:
       islandctl launch recipe.yaml --site east.yaml --site west.yaml

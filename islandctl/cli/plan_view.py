@@ -12,7 +12,6 @@ from rich.text import Text
 from islandctl.cli.output import typeable
 from islandctl.config.site import SiteProfile
 from islandctl.config.units import bits_per_s_text, bytes_text, count_text, seconds_text
-from islandctl.planner.limits import not_yet
 from islandctl.planner.plan import CellEstimate, CellPlan, Figure, Finding, Plan
 
 MAX_COLUMNS = 100
@@ -27,8 +26,9 @@ def show(plan: Plan, *, command: str) -> None:
         console = Console(highlight=False, emoji=False, width=MAX_COLUMNS)
     console.print(_title(plan))
     console.print(_sites(plan))
-    console.print(_cells(plan))
-    console.print(Text(_LEGEND, style="dim"))
+    if plan.estimates:
+        console.print(_cells(plan))
+        console.print(Text(_LEGEND, style="dim"))
     if plan.cost_per_hour is not None:
         cost = plan.cost_per_hour
         console.print(Text(f"cost {_span(cost.low, cost.high, '{:,.0f}')} USD/h ({cost.formula})"))
@@ -41,8 +41,13 @@ def _title(plan: Plan) -> Text:
     recipe, training, exchange = plan.recipe, plan.recipe.training, plan.recipe.exchange
     text = Text()
     text.append(recipe.name, style="bold")
-    text.append(f"  {recipe.model.kind}, {count_text(plan.parameters_total)} parameters")
-    if plan.recipe.model.kind == "moe":
+    if recipe.worker.command is not None:
+        text.append(f"  {' '.join(recipe.worker.command)}")
+    elif recipe.model is not None:
+        text.append(f"  {recipe.model.kind}")
+    if plan.parameters_total is not None:
+        text.append(f", {count_text(plan.parameters_total)} parameters")
+    if recipe.model is not None and recipe.model.kind == "moe" and plan.parameters_active is not None:
         text.append(f", {count_text(plan.parameters_active)} active")
     text.append(f"; {training.steps:,} steps of {training.batch * training.sequence:,} tokens a cell\n")
     if exchange.mode == "none":
@@ -139,8 +144,6 @@ def _print_finding(console: Console, finding: Finding) -> None:
 def _verdict(plan: Plan, command: str) -> Text:
     if not plan.feasible:
         return Text("infeasible: see ✗", style="bold red")
-    if not_yet(plan):
-        return Text("feasible; launch does not run everything of it yet: see !", style="bold")
     return Text("feasible  ", style="bold green").append(f"next: {typeable(command)}", style="default")
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from islandctl.config.budget import Budget
 from islandctl.config.model import Name, Settings
 from islandctl.config.site import Bandwidth, RoundTrip, checked_address
 from islandctl.config.units import Seconds, Share, parse_seconds, within
@@ -40,24 +41,30 @@ class ModelRecipe(Settings):
     """Experts per token."""
     balance: float = Field(default=0.01, ge=0)
     """Weight of the load-balancing loss; 0.01 is the common choice since Switch Transformers."""
-    vocabulary: int = Field(default=256, ge=2, le=10_000_000)
-    """256: bytes."""
+    vocabulary: int = Field(default=256, ge=256, le=10_000_000)
+    """At least 256: the text is read as bytes."""
 
     @model_validator(mode="after")
     def _consistent(self) -> ModelRecipe:
         if self.width % self.heads:
-            raise ValueError(f"width {self.width} is not divisible by heads {self.heads}")
+            raise self.contradiction(f"width {self.width} is not divisible by heads {self.heads}", "heads")
         if (self.width // self.heads) % 2:
-            raise ValueError(f"width / heads = {self.width // self.heads} must be even (rotary positions)")
+            raise self.contradiction(
+                f"width / heads = {self.width // self.heads} must be even (rotary positions)", "heads"
+            )
         if self.kv_heads is not None and self.heads % self.kv_heads:
-            raise ValueError(f"heads {self.heads} is not divisible by kv_heads {self.kv_heads}")
+            raise self.contradiction(f"heads {self.heads} is not divisible by kv_heads {self.kv_heads}", "kv_heads")
         moe = self.experts is not None and self.active_experts is not None
         if self.kind == "moe" and not moe:
-            raise ValueError("kind: moe needs experts and active_experts")
+            raise self.contradiction("kind: moe needs experts and active_experts", "kind")
         if self.kind == "dense" and (self.experts is not None or self.active_experts is not None):
-            raise ValueError("kind: dense takes neither experts nor active_experts")
+            raise self.contradiction(
+                "kind: dense takes neither experts nor active_experts", "experts", "active_experts"
+            )
         if self.experts is not None and self.active_experts is not None and self.active_experts > self.experts:
-            raise ValueError(f"active_experts {self.active_experts} is more than experts {self.experts}")
+            raise self.contradiction(
+                f"active_experts {self.active_experts} is more than experts {self.experts}", "active_experts"
+            )
         return self
 
 
@@ -104,8 +111,8 @@ class Optimizer(Settings):
 class Schedule(Settings):
     """The learning rate over the steps: linear warm-up, then decay to ``final`` times the peak."""
 
-    warmup: int = Field(default=100, ge=0)
-    """Steps."""
+    warmup: int | None = Field(default=None, ge=0)
+    """Steps; left out: 100, or all steps of a shorter training."""
     decay: Literal["cosine", "linear", "none"] = "cosine"
     """From the end of the warm-up to the last step."""
     final: Share = 0.1
@@ -129,6 +136,18 @@ class Training(Settings):
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Of the first values, the order of the data and the rounding of packets."""
 
+    @property
+    def warmup(self) -> int:
+        """Steps of the warm-up."""
+        return min(100, self.steps) if self.schedule.warmup is None else self.schedule.warmup
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Training:
+        if self.warmup > self.steps:
+            raise self.contradiction(
+                f"a warm-up of {self.warmup} steps never ends in a training of {self.steps}", "schedule.warmup"
+            )
+        return self
 
     @property
     def inner(self) -> Optimizer:
@@ -190,9 +209,15 @@ class Exchange(Settings):
     @model_validator(mode="after")
     def _consistent(self) -> Exchange:
         if self.overlap >= self.window:
-            raise ValueError(f"overlap {self.overlap} must be smaller than window {self.window}")
+            raise self.contradiction(
+                f"overlap {self.overlap} must be smaller than window {self.window}", "overlap", "window"
+            )
         if self.fragments > self.window:
-            raise ValueError(f"fragments {self.fragments} must not exceed window {self.window}: one starts per step")
+            raise self.contradiction(
+                f"fragments {self.fragments} must not exceed window {self.window}: one starts per step",
+                "fragments",
+                "window",
+            )
         return self
 
 
@@ -262,7 +287,7 @@ class WorkerRecipe(Settings):
     """Files and folders beside the recipe that the script needs, itself included. Text, at most 1 MiB in all: they
     travel with the plan to every node."""
     parameters: int | None = Field(default=None, ge=1)
-    """How many parameters the script's model has, for the plan. Left out: the plan cannot tell what the links carry."""
+    """How many parameters the script's model has. Left out: the plan cannot tell what the links carry."""
     restart: Restart = Restart()
     env: dict[str, str] = Field(default_factory=dict)
     """Extra environment variables."""
@@ -297,7 +322,7 @@ class WorkerRecipe(Settings):
     @model_validator(mode="after")
     def _consistent(self) -> WorkerRecipe:
         if self.command is None and (self.files or self.parameters):
-            raise ValueError("files and parameters belong to a command")
+            raise self.contradiction("belongs to a command", "files", "parameters")
         return self
 
 
@@ -316,6 +341,7 @@ class Recipe(Settings):
     evaluation: Evaluation = Evaluation()
     relay: RelayRecipe = RelayRecipe()
     worker: WorkerRecipe = WorkerRecipe()
+    budget: Budget = Budget()
 
     @property
     def decoder(self) -> ModelRecipe:
@@ -331,18 +357,31 @@ class Recipe(Settings):
 
     @model_validator(mode="after")
     def _says_what_trains(self) -> Recipe:
-        """The built-in training is told all; a script decides by itself what else would be written here in vain."""
-        training = self.training
-        parts = {"model": self.model, "data": self.data, "training.optimizer": training.optimizer}
+        """The built-in training is told all; what a script decides by itself would be written here in vain."""
+        needed = {"model": self.model, "data": self.data, "training.optimizer": self.training.optimizer}
         if self.worker.command is None:
-            missing = [key for key, value in parts.items() if value is None]
-            if missing:
-                raise ValueError(f"key '{missing[0]}' is missing; only with worker.command it may be left out")
+            for key, value in needed.items():
+                if value is None:
+                    last = key.rpartition(".")[2]
+                    raise self.contradiction(f"key '{last}' is missing (only worker.command does without)", key)
             return self
-        idle = [key for key, value in parts.items() if value is not None]
-        idle += ["training.schedule"] if training.schedule != Schedule() else []
-        idle += ["training.precision"] if training.precision != "float32" else []
-        idle += ["evaluation"] if self.evaluation != Evaluation() else []
+        usual = {
+            "training.schedule": (self.training.schedule, Schedule()),
+            "training.precision": (self.training.precision, "float32"),
+            "evaluation": (self.evaluation, Evaluation()),
+        }
+        idle = [key for key, value in needed.items() if value is not None]
+        idle += [key for key, (value, default) in usual.items() if value != default]
         if idle:
-            raise ValueError(f"{idle[0]} means nothing with worker.command: the script decides it; leave it out")
+            raise self.contradiction("means nothing with worker.command: the script decides it; leave it out", *idle)
+        return self
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Recipe:
+        limit, sequence = self.data.limit_bytes if self.data else None, self.training.sequence
+        if limit is not None and limit <= sequence:
+            raise self.contradiction(
+                f"{limit} bytes hold no whole sequence of training.sequence {sequence} and its next byte",
+                "data.limit_bytes",
+            )
         return self

@@ -39,6 +39,8 @@ class SupervisorJob(Model):
     restart: RestartPolicy = RestartPolicy()
     stop_timeout_s: float = 60.0
     """Between TERM and KILL."""
+    budget_s: float | None = None
+    """Seconds that the job may be kept, over all supervisors of its folder; None: no limit."""
 
 
 class SupervisorState(Model):

@@ -12,6 +12,7 @@ from islandctl.config.site import SiteProfile
 from islandctl.errors import ConfigError
 from islandctl.planner import findings as judge
 from islandctl.planner import memory, speed, wan
+from islandctl.planner.budget import budget_finding
 from islandctl.planner.catalogue import CPU, Accelerator, accelerator
 from islandctl.planner.cells import make_cells
 from islandctl.planner.cost import cost_finding, cost_per_hour
@@ -19,6 +20,7 @@ from islandctl.planner.fragments import FragmentSize, fragment_sizes
 from islandctl.planner.limits import not_yet
 from islandctl.planner.parameters import Counts, parameters
 from islandctl.planner.plan import CellEstimate, CellPlan, Figure, Finding, Plan, config_hash
+from islandctl.planner.script import plan_of_script
 
 
 def make_plan(recipe: Loaded[Recipe], sites: Sequence[Loaded[SiteProfile]]) -> Plan:
@@ -31,6 +33,8 @@ def make_plan(recipe: Loaded[Recipe], sites: Sequence[Loaded[SiteProfile]]) -> P
         ConfigError: recipe and sites contradict one another, or an accelerator is unknown.
     """
     cells = make_cells(recipe, sites)
+    if recipe.value.worker.command is not None:
+        return plan_of_script(recipe, sites, cells)
     counts = parameters(recipe.value.decoder)
     try:
         fragments = fragment_sizes(recipe.value.decoder, recipe.value.exchange)
@@ -63,6 +67,7 @@ def make_plan(recipe: Loaded[Recipe], sites: Sequence[Loaded[SiteProfile]]) -> P
         feasible=True,
     )
     found = [*_findings(plan, counts, fragments, links, cells_on), *cost_finding(list(known.values()))]
+    found += [finding] if (finding := budget_finding(plan)) else []
     found += not_yet(plan)
     feasible = all(finding.level != "fail" for finding in found)
     return plan.model_copy(update={"findings": judge.merged(found), "feasible": feasible})

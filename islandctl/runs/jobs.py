@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 from islandctl.config.job import CellJob
 from islandctl.config.paths import CellFolder
 from islandctl.fleet.job import RestartPolicy, SupervisorJob
+from islandctl.planner.budget import budget_seconds
 from islandctl.planner.plan import Plan
 from islandctl.runs.record import CellRecord, NodeRecord, RunRecord
 
@@ -38,11 +39,14 @@ def worker_job(record: RunRecord, plan: Plan, node: NodeRecord, *, master: tuple
     site = plan.site(node.site)
     cell = record.cells[node.cell]
     folder = CellFolder(PurePosixPath(node.cell_folder))
+    script = (plan.recipe.worker.command or ())[1:]
     env = {
         "PYTHONPATH": node.code,
         "PYTHONUNBUFFERED": "1",
         "ISLANDCTL_RELAY_URL": node.relay_url,
         "ISLANDCTL_NODE_FOLDER": node.folder,
+        "ISLANDCTL_CELL": str(cell.index),
+        "ISLANDCTL_NUM_CELLS": str(len(record.cells)),
     }
     if site.gpu.type == "cpu":
         env["OMP_NUM_THREADS"] = str(max(1, site.cpu.cores // node.num_ranks))
@@ -50,8 +54,8 @@ def worker_job(record: RunRecord, plan: Plan, node: NodeRecord, *, master: tuple
         run=record.run,
         mark=record.mark,
         name=f"{cell.name}/node-{node.index}",
-        argv=(*_torchrun(node, len(cell.nodes), master), "-m", "islandctl.worker", node.cell_folder),
-        cwd=node.cell_folder,
+        argv=(*_torchrun(node, len(cell.nodes), master), "-m", "islandctl.worker", node.cell_folder, *script),
+        cwd=str(folder.script) if script else node.cell_folder,
         env={**env, **plan.recipe.worker.env},
         setup=site.environment.setup,
         outcome=str(folder.outcome),
@@ -62,6 +66,7 @@ def worker_job(record: RunRecord, plan: Plan, node: NodeRecord, *, master: tuple
             backoff_limit_s=plan.recipe.worker.restart.backoff_limit,
         ),
         stop_timeout_s=STOP_TIMEOUT_S,
+        budget_s=budget_seconds(plan, record.budget or plan.recipe.budget),
     )
 
 

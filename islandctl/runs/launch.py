@@ -35,7 +35,7 @@ def check_plan(plan: Plan) -> list[str]:
     Raises:
         InfeasibleError: the plan is infeasible, or holds what ``launch`` cannot run.
     """
-    binding = [finding for finding in plan.findings if finding.level == "fail"] + not_yet(plan)
+    binding = [finding for finding in plan.findings if finding.level == "fail"] or not_yet(plan)
     if binding or not plan.feasible:
         text = "; ".join(f"{finding.place}: {finding.text}" for finding in binding) or "it is not feasible"
         raise InfeasibleError(

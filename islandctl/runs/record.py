@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import ValidationError
 
+from islandctl.config.budget import Budget
 from islandctl.config.model import Model, Name
 from islandctl.config.paths import RunFolder, home
 from islandctl.errors import UsageError
@@ -107,6 +108,8 @@ class RunRecord(Model):
     """Tokens that one cell trains in a step."""
     late_then: Literal["wait", "alone"] = "wait"
     """What the others do without a cell that is away."""
+    budget: Budget | None = None
+    """In place of the recipe's, since a resume has raised it."""
     attempt: int = 1
     phase: Phase = "launching"
     reason: str = ""

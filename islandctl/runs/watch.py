@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from islandctl.config.budget import BY_BUDGET
 from islandctl.fleet.supervisor import ASKED
 from islandctl.fleet.supervisor import LIVE as _LIVE
 from islandctl.runs.cells import cell_view
@@ -165,7 +166,9 @@ def _ended(record: RunRecord, facts: Facts, cells: Sequence[CellView]) -> tuple[
         return "finished", "", f"islandctl stop {record.run} ends its relay" if facts.relay is not None else ""
     resume = f"islandctl resume {record.run}"
     if "lost" not in states or record.phase == "stopped":
-        return "stopped", record.reason, resume
+        ends = [node.state.reason for node in facts.nodes if node.state is not None]
+        spent = next((reason for reason in ends if reason.startswith(BY_BUDGET)), "")
+        return "stopped", spent or record.reason, f"{resume} --budget '…' raises it" if spent else resume
     return "failed", "no supervisor runs any more (reboot or kill -9 of everything)", resume
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from pydantic import ValidationError
@@ -17,7 +18,7 @@ from islandctl.config.job import CellJob
 from islandctl.config.paths import CellFolder
 from islandctl.errors import ConfigError, IslandError, UsageError
 from islandctl.worker.main import train
-from islandctl.worker.outcome import Outcome, write_outcome
+from islandctl.worker.outcome import Outcome, release_outcome, reserve_outcome, write_outcome
 from islandctl.worker.process import Process, enter
 from islandctl.worker.script import run_script
 from islandctl.worker.wishes import Stopped, Wishes
@@ -46,15 +47,17 @@ def read_job(folder: CellFolder) -> CellJob:
 
 
 def start_log(rank: int) -> None:
-    """Log to stderr; under a supervisor stdout and stderr become ``logs/rank-N.log``."""
+    """Log to stderr; under a supervisor stdout and stderr become ``logs/rank-N.log``. A full disk loses lines."""
     node = os.environ.get(NODE_VARIABLE)
     if node:
-        logs = Path(node, "logs")
-        logs.mkdir(parents=True, exist_ok=True)
-        file = os.open(logs / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        for stream in (1, 2):
-            os.dup2(file, stream)
-        os.close(file)
+        with suppress(OSError):
+            logs = Path(node, "logs")
+            logs.mkdir(parents=True, exist_ok=True)
+            file = os.open(logs / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            for stream in (1, 2):
+                os.dup2(file, stream)
+            os.close(file)
+    logging.raiseExceptions = False  # else each lost line would print a traceback, to the same full disk
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
@@ -71,7 +74,9 @@ def main(argv: list[str]) -> int:
     folder = CellFolder(PurePosixPath(os.path.abspath(argv[0])))
     if rank == 0:
         Path(folder.outcome).unlink(missing_ok=True)
-    wishes = Wishes(Path(folder.root))
+    reserve_outcome(Path(folder.outcome), rank)
+    node = os.environ.get(NODE_VARIABLE)
+    wishes = Wishes(Path(folder.root), Path(node) if node else None)
     wishes.listen()
 
     process: Process | None = None
@@ -82,14 +87,19 @@ def main(argv: list[str]) -> int:
     except Stopped as error:
         outcome = Outcome.ended("stopped", str(error), step=process.step if process else 0, retry=True)
     except Exception as error:
-        log.exception("rank %d ends: %s", rank, error)
+        if not isinstance(error, IslandError):
+            log.exception("rank %d ends unexpectedly", rank)
         outcome = Outcome.of(error, step=process.step if process else 0, rank=rank)
         if outcome.retry and process and process.session and process.session.halted():
             outcome = outcome.model_copy(update={"retry": False})
         code = error.exit_code if isinstance(error, IslandError) else 1
     if rank == 0 or code:
         write_outcome(Path(folder.outcome), outcome)
-    log.info("%s: %s", outcome.outcome, outcome.reason)
+    else:
+        release_outcome(Path(folder.outcome), rank)
+    log.log(logging.ERROR if code else logging.INFO, "%s: %s", outcome.outcome, outcome.reason)
+    if outcome.hint:
+        log.info("hint: %s", outcome.hint)
     if process is not None and process.session is not None:
         process.session.leave(outcome)
     return code

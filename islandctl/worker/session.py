@@ -80,6 +80,7 @@ class Session(Island):
             num_cells=len(self._job.cells),
             checkpoints=self._checkpoints,
             keep=self._recipe.checkpoint.keep,
+            spent=self._wishes.spent if self._ranks.leads else lambda: False,
         )
         self._closing.callback(self._farewell)
         exchanger, self._map_hash = join(

@@ -237,6 +237,10 @@ def test_the_exit_code_mirrors_the_outcome(state: str, code: int) -> None:
     assert exit_code(view(state=state)) == code
 
 
+def test_a_run_that_its_budget_stopped_ends_with_six() -> None:
+    assert exit_code(view(state="stopped", detail="stopped by budget: 12.0 h of 12.0 h used")) == 6
+
+
 def test_events_tell_what_changed_and_nothing_else() -> None:
     events = Events()
     first = view()

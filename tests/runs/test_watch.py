@@ -320,3 +320,12 @@ def test_a_run_is_finished_when_its_processes_are_gone() -> None:
     seen = look(make.facts(relay=make.relay(said)))
     assert seen.state == "running"
     assert "the last processes end" in seen.detail
+
+
+def test_a_run_that_its_budget_stopped_says_so_and_how_to_go_on() -> None:
+    reason = "stopped by budget: 12.0 h of 12.0 h used"
+    first = make.node(0, make.ended("stopped").model_copy(update={"reason": reason}))
+    view = look(make.facts(first, make.node(1, make.ended("stopped"))))
+    assert (view.state, view.detail) == ("stopped", reason)
+    assert view.hint.startswith("islandctl resume ")
+    assert "--budget" in view.hint

@@ -61,3 +61,22 @@ def test_a_run_from_launch_to_end(machine: Machine) -> None:
     assert lines
     assert all(line.startswith("west/rank-0 | ") for line in lines)
     assert machine.islandctl(*west, "--tail", "2").stdout.splitlines() == lines[-2:]
+
+
+def test_a_budget_ends_all_cells_at_one_step_and_a_higher_one_goes_on(machine: Machine) -> None:
+    machine.changes = {"budget": {"hours": "12 s"}, "checkpoint": {"every": 1000}}
+    ended = machine.launch(3000, "dear")
+    assert ended.returncode == 6, ended.stderr
+    status = machine.status("dear")
+    assert status["state"] == "stopped"
+    assert status["detail"].startswith("stopped by budget: ")
+    east, west = steps_of(status)
+    assert east == west == status["joint_checkpoint"]["step"] > 0
+    again = machine.islandctl("resume", "dear")
+    assert again.returncode == 6
+    assert "its budget is used up" in again.stderr
+    assert "islandctl resume dear --budget" in again.stderr
+    more = machine.islandctl("resume", "dear", "--budget", "40 s")
+    assert more.returncode == 6, more.stderr
+    assert steps_of(machine.status("dear"))[0] > east
+    assert machine.processes("dear") == {}
