@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from islandctl.config.recipe import Exchange as Exchange
+    from islandctl.exchange.journal import MemoryJournal as MemoryJournal
     from islandctl.relay.cells import run_cells as run_cells
     from islandctl.relay.inprocess import InProcessRelay as InProcessRelay
     from islandctl.worker.attach import attach as attach
@@ -22,10 +23,11 @@ _PLACES = {
     "attach": "islandctl.worker.attach",
     "Exchange": "islandctl.config.recipe",
     "InProcessRelay": "islandctl.relay.inprocess",
+    "MemoryJournal": "islandctl.exchange.journal",
     "Island": "islandctl.worker.island",
     "run_cells": "islandctl.relay.cells",
 }
-__all__ = ["Exchange", "InProcessRelay", "Island", "attach", "run_cells"]
+__all__ = ["Exchange", "InProcessRelay", "Island", "MemoryJournal", "attach", "run_cells"]
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,9 @@ from islandctl.relay.models import outline
 from islandctl.relay.rounds import Refusal
 from islandctl.relay.service import Place, Service
 
+POLL_S = 0.1
+"""The longest wait for an entry, and with it the time that closing a cell may take."""
+
 
 class MemoryArchive:
     """Packets and entries in dictionaries. Handing it to a new relay is what a restart does."""
@@ -171,8 +174,8 @@ class InProcessTransport:
         return packet
 
     def entries(self, after: int, wait_s: float) -> Sequence[Entry]:
-        """Ledger entries with seq > ``after``. See ``Transport.entries``."""
-        return self._relay.wait(after, wait_s, 1000)
+        """Ledger entries with seq > ``after``. See ``Transport.entries``. Waits briefly: asking again costs little."""
+        return self._relay.wait(after, min(wait_s, POLL_S), 1000)
 
     def heartbeat(self, heartbeat: Heartbeat) -> None:
         """Tell a sign of life.

@@ -55,7 +55,7 @@ def worker_job(record: RunRecord, plan: Plan, node: NodeRecord, *, master: tuple
         mark=record.mark,
         name=f"{cell.name}/node-{node.index}",
         argv=(*_torchrun(node, len(cell.nodes), master), "-m", "islandctl.worker", node.cell_folder, *script),
-        cwd=str(folder.script) if script else node.cell_folder,
+        cwd=str(folder.script) if plan.files else node.cell_folder,
         env={**env, **plan.recipe.worker.env},
         setup=site.environment.setup,
         outcome=str(folder.outcome),
