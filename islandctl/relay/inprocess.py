@@ -174,7 +174,7 @@ class InProcessTransport:
         return packet
 
     def entries(self, after: int, wait_s: float) -> Sequence[Entry]:
-        """Ledger entries with seq > ``after``. See ``Transport.entries``. Waits briefly: asking again costs little."""
+        """See ``Transport.entries``. Waits briefly: asking again costs little here."""
         return self._relay.wait(after, min(wait_s, POLL_S), 1000)
 
     def heartbeat(self, heartbeat: Heartbeat) -> None:

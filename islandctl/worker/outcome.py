@@ -22,8 +22,8 @@ from islandctl.errors import (
 
 log = logging.getLogger(__name__)
 _FINAL = (UsageError, PreflightError, DivergenceError, CheckpointError)
-_BROKEN = (ImportError, NameError, SyntaxError)
-"""Faults of a script, whatever its data."""
+_BROKEN = (AttributeError, ImportError, NameError, SyntaxError, TypeError)
+"""Faults of a program, whatever its data: a repetition would meet them again."""
 FINAL_CODES = frozenset({"halted", "stale", "held_out", "model", "forbidden", "foreign", "token"})
 """Refusals of the relay that a repetition would meet again."""
 RESERVED_BYTES = 16 << 10
