@@ -5,9 +5,10 @@ from __future__ import annotations
 import shlex
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from islandctl.config.budget import Budget
+from islandctl.config.codec import FACTS, CodecName, Rounding, block_trouble, rounding_trouble
 from islandctl.config.model import Name, Settings
 from islandctl.config.site import Bandwidth, RoundTrip, checked_address
 from islandctl.config.units import Seconds, Share, parse_seconds, within
@@ -92,12 +93,12 @@ class DataRecipe(Settings):
 
 
 class Optimizer(Settings):
-    """The inner optimizer."""
+    """The inner optimizer. Norms, routers, embeddings and the head are on AdamW with every ``kind``."""
 
-    kind: Literal["adamw"] = "adamw"
-    """Decoupled weight decay."""
+    kind: Literal["adamw", "shampoo", "soap", "muon"] = "adamw"
+    """All with decoupled weight decay. ``soap`` needs the package pytorch-optimizer on the sites."""
     lr: float = Field(gt=0, le=100)
-    """Peak of the learning rate."""
+    """Peak of the learning rate. ``shampoo`` and ``soap`` begin best with AdamW's; ``muon`` wants a larger one."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     """0.95 rather than torch's 0.999: the usual choice for language models at short horizons."""
     eps: float = Field(default=1e-8, gt=0)
@@ -106,6 +107,35 @@ class Optimizer(Settings):
     """The usual choice for language models."""
     clip: float = Field(default=1.0, gt=0)
     """Gradients are clipped to this norm."""
+    refresh: int | None = Field(default=None, ge=1)
+    """Only ``shampoo`` and ``soap``: steps from one decomposition to the next. Left out: 10, SOAP's own choice."""
+    factor_beta: Beta | None = None
+    """Only ``shampoo`` and ``soap``: how long row and column covariances remember. Left out: the second of betas."""
+    block: int | None = Field(default=None, ge=8)
+    """Only ``shampoo``: larger matrices are cut into blocks with at most this side. Left out: 1024."""
+    damping: float | None = Field(default=None, gt=0, le=1)
+    """Only ``shampoo``: added to a covariance, relative to its largest eigenvalue. Left out: 1e-6."""
+    graft: Literal["adam", "none"] | None = None
+    """Only ``shampoo``: whose length a block's step has, Adam's or Shampoo's own. Left out: ``adam``."""
+    momentum: Beta | None = None
+    """Only ``muon``: of its matrices; betas are for the rest. Left out: 0.95."""
+
+    @model_validator(mode="after")
+    def _keys_fit_the_kind(self) -> Optimizer:
+        for key, kinds in _ONLY_FOR.items():
+            if getattr(self, key) is not None and self.kind not in kinds:
+                raise self.contradiction(f"'{key}' is only for kind: {' or '.join(kinds)}, not {self.kind}", key)
+        return self
+
+
+_ONLY_FOR = {
+    "refresh": ("shampoo", "soap"),
+    "factor_beta": ("shampoo", "soap"),
+    "block": ("shampoo",),
+    "damping": ("shampoo",),
+    "graft": ("shampoo",),
+    "momentum": ("muon",),
+}
 
 
 class Schedule(Settings):
@@ -199,12 +229,43 @@ class Exchange(Settings):
     """``carry``: steps made meanwhile are kept whole. ``blend`` (not launched yet): mixed by alpha."""
     alpha: Share = 0.5
     """For ``blend``: the share of the cell's own value that is kept."""
-    codec: Literal["fp32", "bf16", "int8"] = "int8"
-    """How values travel; norms, routers and embeddings always go as bf16."""
+    codec: CodecName = "int8"
+    """How values travel; norms, routers, embeddings and what ``exact`` names go as bf16 (with ``fp32``: whole)."""
+    rounding: Rounding | None = None
+    """Left out: ``stochastic`` for int8 and int4, ``nearest`` for the others, which know no other."""
+    block: int | None = Field(default=None, ge=4, le=65_535)
+    """Values per scale. Left out: 256 for int8, 128 for int4, 64 for 2bit."""
+    feedback: Share | None = None
+    """Share of what compression left out that goes with the next packet. Left out: 1, with 2bit 0.95."""
+    exact: tuple[str, ...] = ()
+    """Patterns of more parameters that go as bf16, such as ``*.attention.*``."""
     outer: Outer = Outer()
     late: Late = Late()
     chunk: int = Field(default=4_194_304, ge=256)
     """Values per chunk. 4 Mi values are 16 MiB of fp32, 4 MiB of int8: small enough to resend, large to stream."""
+
+    @field_validator("rounding")
+    @classmethod
+    def _codec_rounds_so(cls, rounding: Rounding | None, info: ValidationInfo) -> Rounding | None:
+        codec: CodecName | None = info.data.get("codec")
+        if rounding is not None and codec is not None and (trouble := rounding_trouble(codec, rounding)):
+            raise ValueError(trouble)
+        return rounding
+
+    @field_validator("block")
+    @classmethod
+    def _codec_takes_block(cls, block: int | None, info: ValidationInfo) -> int | None:
+        codec: CodecName | None = info.data.get("codec")
+        if block is not None and codec is not None:
+            rounding = info.data.get("rounding") or FACTS[codec].rounding
+            if trouble := block_trouble(codec, rounding, block):
+                raise ValueError(trouble)
+        return block
+
+    @property
+    def beta(self) -> float:
+        """β of error feedback: the recipe's, or the codec's usual one."""
+        return FACTS[self.codec].feedback if self.feedback is None else self.feedback
 
     @model_validator(mode="after")
     def _consistent(self) -> Exchange:

@@ -84,6 +84,7 @@ class Island:
             [(name, tuple(parameter.shape)) for name, parameter in parameters.items()],
             settings.fragments,
             settings.chunk,
+            settings.exact,
         )
         self._ranks = Ranks(group)
         self._shards = Shards(parameters, self._ranks)

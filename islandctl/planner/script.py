@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from blake3 import blake3
 
+from islandctl.config.codec import FACTS, body_bytes
 from islandctl.config.load import Loaded
 from islandctl.config.recipe import Recipe
 from islandctl.config.site import SiteProfile
@@ -17,9 +18,6 @@ from islandctl.planner.cost import cost_finding, cost_per_hour
 from islandctl.planner.findings import merged
 from islandctl.planner.limits import not_yet
 from islandctl.planner.plan import CellPlan, Finding, Plan, config_hash
-
-BYTES_A_VALUE = {"fp32": 4.0, "bf16": 2.0, "int8": 1.01, "int4": 0.52, "int2": 0.27}
-"""On the wire, scales included; what goes as bf16 whatever the codec is left out, since few values do."""
 
 
 def plan_of_script(recipe: Loaded[Recipe], sites: Sequence[Loaded[SiteProfile]], cells: tuple[CellPlan, ...]) -> Plan:
@@ -67,7 +65,8 @@ def _links(plan: Plan) -> list[Finding]:
     found = []
     for site in plan.sites:
         num_here = sum(cell.site == site.name for cell in plan.cells)
-        up = num_here * parameters * BYTES_A_VALUE[exchange.codec]
+        # What goes as bf16 whatever the codec is not counted apart: few values do.
+        up = num_here * body_bytes(exchange.codec, exchange.block or FACTS[exchange.codec].block, parameters)
         down = up * (1 if exchange.mode == "butterfly" else len(plan.cells) - 1)
         emulate = plan.recipe.relay.emulate
         most = emulate.bandwidth * num_here if emulate else float("inf")

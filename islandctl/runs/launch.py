@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 
 from islandctl.config.paths import CellFolder, RunFolder
 from islandctl.errors import InfeasibleError, IslandError
-from islandctl.fleet.provision import Prepared, make_bundle, prepare
+from islandctl.fleet.provision import Prepared, make_bundle, prepare, worker_needs
 from islandctl.planner.limits import not_yet
 from islandctl.planner.plan import Plan
 from islandctl.runs import record as records
@@ -74,12 +74,13 @@ def start(plan: Plan, run: str | None, say: Say) -> RunRecord:
 def _prepare(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> RunRecord:
     """Connect to every host and put code and environment there; each host once."""
     places = list(dict.fromkeys((cell.site, node.host) for cell in plan.cells for node in cell.nodes))
-    bundle = make_bundle()
+    optimizer = plan.recipe.training.optimizer
+    bundle, needs = make_bundle(), worker_needs(optimizer.kind if optimizer else "")
 
     def one(place: tuple[str, str]) -> Prepared:
         host = reach.host(*place)
         began = time.monotonic()
-        done = prepare(host, plan.site(place[0]), bundle, say)
+        done = prepare(host, plan.site(place[0]), bundle, say, needs=needs)
         say(f"{host.label}: ready, {done.python} ({time.monotonic() - began:.0f} s)")
         return done
 

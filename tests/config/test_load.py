@@ -11,7 +11,7 @@ import yaml
 
 from islandctl.config.budget import Budget, parse_budget
 from islandctl.config.load import load_recipe, load_site, text_hash
-from islandctl.config.recipe import Recipe
+from islandctl.config.recipe import Exchange, Recipe
 from islandctl.config.schema import json_schema
 from islandctl.config.site import SiteProfile
 from islandctl.errors import ConfigError, UsageError
@@ -185,6 +185,22 @@ def test_a_wrong_profile_names_place_and_cause(tmp_path: Path, old: str, new: st
             "lr: 1e-3, betas: [0.9, 1.0]",
             "training.optimizer.betas[1]: 1.0 is too large; must be less than",
         ),
+        (
+            "lr: 1e-3",
+            "lr: 1e-3, block: 64",
+            "r.yaml:8:32: training.optimizer.block: 'block' is only for kind: shampoo, not adamw",
+        ),
+        (
+            "lr: 1e-3",
+            "lr: 1e-3, kind: muon, refresh: 5",
+            "training.optimizer.refresh: 'refresh' is only for kind: shampoo or soap, not muon",
+        ),
+        (
+            "lr: 1e-3",
+            "lr: 1e-3, kind: shampo",
+            "'shampo' is none of: adamw, shampoo, soap, muon; did you mean shampoo?",
+        ),
+        ("lr: 1e-3", "lr: 1e-3, kind: shampoo, graft: sgd", "training.optimizer.graft: 'sgd' is none of: adam, none"),
         ("heads: 2", "heads: 3", "r.yaml:2:51: model.heads: width 16 is not divisible by heads 3"),
         ("kind: dense", "kind: moe", "r.yaml:2:15: model.kind: kind: moe needs experts and"),
         ("[python-stdlib]", "[]", "data.paths: at least 1 value is needed"),
@@ -212,6 +228,24 @@ def test_a_wrong_profile_names_place_and_cause(tmp_path: Path, old: str, new: st
         ("name: r", "name: r\nbudget: {hours: 12}", "r.yaml:2:17: budget.hours: '12' has no unit"),
         ("name: r", "name: r\nbudget: {hours: 0 h}", "budget.hours: must be at least 1 s"),
         ("name: r", "name: r\nexchange: {late: {deadline: 0 s}}", "exchange.late.deadline: must be at least 1 ms"),
+        (
+            "name: r",
+            "name: r\nexchange:\n  codec: int4\n  block: 393",
+            "r.yaml:4:10: exchange.block: a block of 393 values is too long for int4 with stochastic rounding: error "
+            "feedback only contracts when n - 1 < 8 L² (L = 7), so at most 392",
+        ),
+        (
+            "name: r",
+            "name: r\nexchange: {rounding: stochastic, codec: 2bit}",
+            "r.yaml:2:22: exchange.rounding: 2bit rounds to nearest only",
+        ),
+        ("name: r", "name: r\nexchange: {codec: bf16, block: 64}", "exchange.block: bf16 has no scales"),
+        (
+            "name: r",
+            "name: r\nexchange: {codec: int4, block: 1}",
+            "exchange.block: 1 is too small",
+        ),
+        ("name: r", "name: r\nexchange: {feedback: 1.5}", "exchange.feedback: "),
         ("name: r", "name: r\nrelay: {host: 'a b'}", "relay.host: host 'a b'"),
         (
             "name: r",
@@ -224,6 +258,17 @@ def test_a_wrong_profile_names_place_and_cause(tmp_path: Path, old: str, new: st
 def test_a_wrong_recipe_names_place_and_cause(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert old in RECIPE
     assert message in recipe_fault(tmp_path, RECIPE.replace(old, new))
+
+
+def test_what_the_codec_leaves_open(tmp_path: Path) -> None:
+    def exchange(text: str) -> Exchange:
+        return recipe(tmp_path, RECIPE.replace("name: r", f"name: r\nexchange: {{{text}}}")).exchange
+
+    assert exchange("codec: int4").beta == 1.0
+    assert exchange("codec: 2bit").beta == 0.95
+    assert exchange("codec: 2bit, feedback: 90 %").beta == 0.9
+    assert exchange("codec: int4, block: 392").block == 392
+    assert exchange("codec: int4, rounding: nearest, block: 4096").block == 4096
 
 
 def test_all_faults_are_reported_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def assert_bases_agree(relay: MemoryRelay) -> None:
     assert all(len(found) == 1 for found in bases.values())
 
 
-@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4", "2bit"])
 @pytest.mark.parametrize("when", ["fixed", "arrival"])
 def test_cells_end_with_equal_bits(relay: MemoryRelay, start: Start, codec: str, when: str) -> None:
     settings = toy_settings(codec=codec, when=when)
@@ -143,6 +143,25 @@ def test_residual_only_changes_when_named(relay: MemoryRelay, start: Start) -> N
     together(one.finish, two.finish)
     assert same(one.values(), two.values())
     assert one.island.metrics()["rounds_skipped"] == 4
+
+
+@pytest.mark.parametrize(("changes", "beta"), [({}, 0.95), ({"feedback": 0.5}, 0.5), ({"codec": "int4"}, 1.0)])
+def test_a_share_of_the_residual_goes_with_the_next_packet(
+    start: Start, changes: dict[str, object], beta: float
+) -> None:
+    settings = toy_settings(**({"codec": "2bit"} | changes))
+    assert settings.beta == beta
+    cell = start(MemoryRelay(1, 2), 0, settings, num_cells=1)
+    cell.advance(10)  # fragment 0: its first round is applied, its second in flight
+    state = cell.island.state_dict()
+    fragment, moved = cell.island.map.fragments[0], 0.0
+    value = torch.cat([state[f"flight.0.snapshot.{one.name}.rank0"].flatten() for one in fragment.placements])
+    for chunk in fragment.chunks:
+        residual = state[f"residual.0.{chunk.index}"]
+        moved += float(residual.abs().sum())
+        delta = state[f"anchor.0.{chunk.index}"] - value[chunk.start : chunk.end]
+        assert torch.equal(state[f"flight.0.vector.{chunk.index}"], delta + residual * beta)
+    assert moved > 0
 
 
 def test_a_commit_without_this_cell_leaves_what_was_trained_since_the_snapshot(

@@ -104,6 +104,20 @@ def test_two_ranks_train_as_one_would_and_come_back_too(straight: Cell, begin: B
     assert equal(again, cell)
 
 
+def test_two_ranks_with_shampoo_come_back_bit_for_bit(straight: Cell, begin: Begin, text: Path) -> None:
+    plan = recipe(text, training={"optimizer": {"kind": "shampoo", "lr": 3e-3, "refresh": 4}})
+    cell, again = (begin(plan, ranks=(2,)).cells[0] for _ in range(2))
+    assert cell.run()["outcome"] == "finished"
+    assert cell.curve()[24] < cell.curve()[0] - 3
+    assert cell.losses() != straight.losses()
+
+    again.start()
+    until(lambda: again.step() >= 8, "step 8")
+    again.kill()
+    assert again.run()["outcome"] == "finished"
+    assert equal(again, cell)
+
+
 def test_where_the_disk_is_full_training_goes_on(straight: Cell, begin: Begin, text: Path) -> None:
     cell = begin(recipe(text)).cells[0]
     with files_at_most(100_000):  # children inherit it
