@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Protocol
 
+from pydantic import ValidationError
+
+from islandctl.config.faults import explain
 from islandctl.config.recipe import Exchange
 from islandctl.errors import ConfigError, UsageError
 from islandctl.exchange import island as engine
@@ -104,7 +107,13 @@ def _settings(exchange: Exchange | Mapping[str, Any] | None, transport: Place) -
         if transport.exchange is None:
             raise UsageError("attach: exchange is missing: how do the cells exchange?")
         return transport.exchange
-    return exchange if isinstance(exchange, Exchange) else Exchange.model_validate(dict(exchange))
+    if isinstance(exchange, Exchange):
+        return exchange
+    try:
+        return Exchange.model_validate(dict(exchange))
+    except ValidationError as error:
+        faults = "; ".join(str(fault) for fault in explain(error, Exchange))
+        raise ConfigError(f"attach: exchange: {faults}", hint="its keys are those of a recipe's exchange") from error
 
 
 def _explicit(

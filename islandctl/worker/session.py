@@ -20,7 +20,7 @@ from islandctl.ledger.entries import Halt
 from islandctl.relay.client import RelayClient
 from islandctl.worker import checkpoint as checkpoints
 from islandctl.worker import tensors as disk
-from islandctl.worker.checkpoint import TrainingState
+from islandctl.worker.checkpoint import Saved, TrainingState
 from islandctl.worker.island import STOPPED, Island
 from islandctl.worker.links import connect, join, read_all, read_ledger, same_model
 from islandctl.worker.metrics import Metrics
@@ -33,6 +33,8 @@ from islandctl.worker.trained import Model, Trained
 from islandctl.worker.wishes import Stopped
 
 log = logging.getLogger("islandctl.worker")
+RESERVED = {"attempt", "kind", "step", "time", "tokens_per_s"}
+"""What a line of metrics.jsonl has in any case."""
 SILENT = "the relay does not answer"
 BY_SIGNAL = "stopped by a signal"
 FAREWELL_S = 60.0
@@ -65,6 +67,8 @@ class Session(Island):
         self._rounds: dict[str, int] = {}
         self.done = 0
 
+        if process.session is not None:
+            raise UsageError("attach: for the second time in this process")
         self._trained = Trained(model, optimizer, state)
         self._ranks = process.ranks = process.ranks or Ranks.joined(self._job.num_ranks, self._trained.device)
         process.session = self
@@ -126,7 +130,7 @@ class Session(Island):
             )
             self.done, self.tokens, self.evaluated = state.step, state.tokens, list(state.bits_per_byte)
             if saved.attempt == self._job.attempt and not registered(entries, saved, self._job.cell):
-                self._reporter.register(saved, state.versions)
+                self._register(saved, state.versions)
             log.info("continuing from %s", saved.path.name)
         try:
             with self._reporter.doing("waiting"):
@@ -151,11 +155,14 @@ class Session(Island):
                 "island.step() outside of `for step in island.steps()`",
                 hint="that loop begins where the checkpoint ends, and saves and stops when it is time",
             )
+        told = {name: float(value) for name, value in figures.items()}
+        if taken := told.keys() & RESERVED:
+            raise UsageError(f"island.step(): '{min(taken)}' is noted already", hint="give the figure another name")
         with self._reporter.doing("waiting"):
-            done = super().step(tokens, **figures)
+            done = super().step(tokens)
         rate = self._clock.tick(self.tokens)
-        self._note("train", **figures, tokens=self.tokens, tokens_per_s=round(rate, 1))
-        self._reporter.update(step=done, tokens=self.tokens, tokens_per_s=rate, loss=figures.get("loss"))
+        self._note("train", **told, tokens=self.tokens, tokens_per_s=round(rate, 1))
+        self._reporter.update(step=done, tokens=self.tokens, tokens_per_s=rate, loss=told.get("loss"))
         self._note_exchange()
         return done
 
@@ -265,9 +272,14 @@ class Session(Island):
             return message
         self._note("checkpoint", path=saved.path.name, seconds=round(time.monotonic() - began, 3))
         self._reporter.update(message="")
-        self._reporter.register(saved, state.versions)
+        self._register(saved, state.versions)
         log.info("checkpoint %s", saved.path.name)
         return ""
+
+    def _register(self, saved: Saved, versions: tuple[int, ...]) -> None:
+        """Have rank 0 tell the relay; it alone knows which checkpoints are joint, and so which older ones may go."""
+        if self._ranks.leads:
+            self._reporter.register(saved, versions)
 
     # What is told
 

@@ -272,6 +272,11 @@ def test_a_relay_of_another_exchange() -> None:
     assert "was made for another exchange" in error.message
 
 
+def test_an_exchange_with_a_wrong_key() -> None:
+    error = refused(lambda place: attached(place, model(), exchange={"windows": 8}))
+    assert error.message == "attach: exchange: windows: unknown key 'windows'; did you mean 'window'?"
+
+
 def test_more_fragments_than_blocks() -> None:
     error = refused(lambda place: attached(place, model()), exchange=settings(fragments=4))
     assert "exchange.fragments: 4 is more than the model's 3 blocks" in error.message
