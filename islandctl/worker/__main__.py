@@ -20,6 +20,7 @@ from islandctl.errors import ConfigError, IslandError, UsageError
 from islandctl.worker.main import train
 from islandctl.worker.outcome import Outcome, release_outcome, reserve_outcome, write_outcome
 from islandctl.worker.process import Process, enter
+from islandctl.worker.random_states import seed_all
 from islandctl.worker.script import run_script
 from islandctl.worker.wishes import Stopped, Wishes
 
@@ -111,6 +112,7 @@ def work(process: Process, script: list[str]) -> Outcome:
     Raises:
         UsageError: the script has not attached, or not finished.
     """
+    seed_all(process.job.recipe.training.seed)
     if not script:
         train(process)
     else:

@@ -123,6 +123,7 @@ class Island:
         if not self.stopping:
             with self._aside():
                 finished = self._exchanger.finish()
+            self.stopping = "" if finished else STOPPED
         self._finished = True
         self.close()
         return finished

@@ -12,6 +12,13 @@ from torch import Tensor
 from islandctl.worker.objects import put_together, split
 
 
+def seed_all(seed: int) -> None:
+    """Begin all of them anew, so that two runs of one recipe draw the same."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
 def random_states(device: torch.device) -> dict[str, Tensor]:
     """All of them, as tensors of bytes."""
     states = {"rng/cpu": torch.get_rng_state()}

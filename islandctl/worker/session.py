@@ -14,6 +14,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from islandctl.errors import CheckpointError, IslandError, RelayError, UsageError
 from islandctl.exchange.island import Hurried
 from islandctl.ledger.entries import Halt
@@ -200,6 +202,17 @@ class Session(Island):
         if problem:
             self.stopping = f"{self.stopping}, but {problem}; a resume begins at the checkpoint before"
         return False
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Not here: ``attach`` has loaded the right checkpoint.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            "island.load_state_dict() in a launched run, which keeps its own checkpoints",
+            hint="islandctl resume RUN --from STEP goes back to an older one",
+        )
 
     def _begin(self) -> None:
         if not self._begun:

@@ -54,8 +54,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--lr", type=float, default=1e-3)
 args = parser.parse_args()
 
-torch.manual_seed(0)  # the same first values in every cell
-model = Model()
+model = Model()  # the same first values in every cell: torch's generator begins with training.seed
 optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
 text = Text(int(os.environ["ISLANDCTL_CELL"]))  # <- every cell reads other pieces
 

@@ -86,7 +86,7 @@ def test_the_plan_says_what_it_cannot_know(machine: Foreign) -> None:
     sites = [part for name in ("east", "west") for part in ("--site", str(machine.root / f"{name}.yaml"))]
     shown = machine.islandctl("plan", str(machine.recipe(STEPS)), *sites)
     assert shown.returncode == 0, shown.stderr
-    assert "python train.py --lr 3e-3, 134k parameters" in shown.stdout
+    assert "python train.py --lr 3e-3, 134 k parameters" in shown.stdout
     assert "what it needs of memory and time is not known to the plan" in shown.stdout
     assert "feasible" in shown.stdout
 

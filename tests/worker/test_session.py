@@ -32,7 +32,6 @@ HEAD = """
 import os, random, torch, islandctl
 model = torch.nn.Linear(3, 2)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-torch.manual_seed(0); random.seed(0)
 torch.nn.init.normal_(model.weight); torch.nn.init.zeros_(model.bias)
 """
 LOOP = (
