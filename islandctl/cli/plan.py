@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from islandctl.cli.options import Json, Sites
+from islandctl.cli.options import Json, Sites, flag
 from islandctl.errors import InfeasibleError, UsageError
 
 if TYPE_CHECKING:
+    from islandctl.planner.change import Case
     from islandctl.planner.plan import Plan
 
 
@@ -22,36 +23,98 @@ def plan(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="Save the plan, for `islandctl launch`.")
     ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="What if: another value for one key; can be repeated."),
+    ] = None,
+    sweeps: Annotated[
+        list[str] | None,
+        typer.Option("--sweep", metavar="PATH=A..B", help="Plan over a range of one key, or of two."),
+    ] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the sweep as CSV.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw the sweep as SVG, or PNG (needs matplotlib).")
+    ] = None,
+    explain: Annotated[bool, flag("--explain", help="Every figure with its range, formula and inputs.")] = False,
     json: Json = False,
 ) -> None:
-    """Check recipe and profiles, and say what would run where and whether it fits.
+    """Check recipe and profiles, and say what would run where, whether it fits, how fast, and what it costs.
 
-    Shows for every cell its memory, step time and WAN traffic as ranges with what binds. Nothing is contacted and
-    nothing is started. Exit code 2: a file is wrong; 3: the plan cannot work.
+    Shows for every cell its memory, step time and WAN traffic as ranges, for the run its time, failures and cost, and
+    what is used the most; where the plan cannot work or waits, settings that help, each planned again. Nothing is
+    contacted and nothing is started. Exit code 2: a file is wrong; 3: the plan cannot work.
+
+    A PATH is a key of the recipe (exchange.overlap), of one site (oslo.wan.up) or of all (site.wan.up);
+    wan.bandwidth is both directions.
 
     Examples:
       islandctl plan recipe.yaml --site us.yaml --site asia.yaml
       islandctl plan recipe.yaml --site us.yaml --site asia.yaml --out run.plan
+      islandctl plan recipe.yaml --site us.yaml --site asia.yaml --set exchange.overlap=8 --explain
+      islandctl plan recipe.yaml --site us.yaml --site asia.yaml --sweep 'site.wan.bandwidth=1..100 Gbit/s'
       islandctl plan recipe.yaml --site us.yaml --site asia.yaml --json | jq .feasible
     """
     from islandctl.config.load import load_recipe, load_site
+    from islandctl.planner.change import Case, parse_setting
     from islandctl.planner.file import is_plan
     from islandctl.planner.make import make_plan
 
     if is_plan(recipe):
         raise UsageError(f"{recipe}: is a plan already", hint=f"islandctl launch {recipe}")
-    made = make_plan(load_recipe(recipe), [load_site(path) for path in site])
+    case = Case(load_recipe(recipe), [load_site(path) for path in site])
+    case = case.changed_together([parse_setting(setting) for setting in settings or ()])
+    if sweeps:
+        if out is not None or explain:
+            raise UsageError("--sweep makes many plans: without --out and --explain", hint="--set plans one of them")
+        _sweep(case, sweeps, csv=csv, plot=plot, json=json)
+        return
+    if csv is not None or plot is not None:
+        raise UsageError("--csv and --plot belong to --sweep", hint="--sweep exchange.overlap=1..20 --csv FILE")
+    made = make_plan(case.recipe, case.sites)
     if out is not None:
         save_plan(made, out)
     if json:
         typer.echo(made.model_dump_json(indent=2))
+    elif explain:
+        from islandctl.cli.plan_explain import show_explained
+
+        show_explained(made)
     else:
         from islandctl.cli.plan_view import show
 
-        show(made, command=_launch_command(made, recipe, site, out))
+        show(made, command=_launch_command(made, recipe, site, out), settings=tuple(settings or ()))
     if not made.feasible:
-        binding = next(finding for finding in made.findings if finding.level == "fail")
-        raise InfeasibleError(f"the plan cannot work: {binding.place}: {binding.text}", hint=binding.hint)
+        raise InfeasibleError(f"the plan cannot work: {_what_binds(made)}", hint=_what_helps(made))
+
+
+def _what_binds(plan: Plan) -> str:
+    """The binding constraint, and the next one behind it."""
+    failing = [finding for finding in plan.findings if finding.level == "fail"]
+    behind = [one for one in plan.constraints[1:] if one.hard and one.use > 1]
+    text = f"{failing[0].place}: {failing[0].text}"
+    return text + (f"; behind it {behind[0].name} in {behind[0].place}" if behind else "")
+
+
+def _what_helps(plan: Plan) -> str:
+    if plan.changes:
+        return f"--set {plan.changes[0].setting}"
+    return next(finding.hint for finding in plan.findings if finding.level == "fail")
+
+
+def _sweep(case: Case, sweeps: list[str], *, csv: Path | None, plot: Path | None, json: bool) -> None:
+    from islandctl.cli import plan_sweep
+    from islandctl.planner.make import sweep_plans
+    from islandctl.planner.sweep import parse_axis
+
+    swept = sweep_plans(case, [parse_axis(text) for text in sweeps])
+    if csv is not None:
+        plan_sweep.write(csv, plan_sweep.csv_text(swept))
+    if plot is not None:
+        plan_sweep.draw(plot, swept)
+    if json:
+        typer.echo(swept.model_dump_json(indent=2))
+    else:
+        plan_sweep.show(swept)
 
 
 def save_plan(plan: Plan, path: Path) -> None:

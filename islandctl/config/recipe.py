@@ -160,6 +160,9 @@ class Training(Settings):
     """Tokens per sequence."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of the forward and backward pass; parameters and optimizer are float32."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Activations computed again in the backward pass instead of kept: those that are cheap to compute, or all but
+    the blocks' inputs. Other than ``none``: planned, not launched yet."""
     optimizer: Optimizer | None = None
     """Required, unless a script of your own trains."""
     schedule: Schedule = Schedule()
@@ -429,6 +432,7 @@ class Recipe(Settings):
         usual = {
             "training.schedule": (self.training.schedule, Schedule()),
             "training.precision": (self.training.precision, "float32"),
+            "training.recompute": (self.training.recompute, "none"),
             "evaluation": (self.evaluation, Evaluation()),
         }
         idle = [key for key, value in needed.items() if value is not None]

@@ -56,6 +56,10 @@ class Gpu(Settings):
     """Overrides the catalogue."""
     bf16: Flops | None = None
     """Dense bf16 rate. Overrides the catalogue."""
+    memory_rate: BytesPerSecond | None = None
+    """Memory bandwidth. Overrides the catalogue."""
+    link: BytesPerSecond | None = None
+    """To the other accelerators of the node, one direction, all links together. Overrides the catalogue."""
 
     @model_validator(mode="after")
     def _whole_nodes(self) -> Gpu:
@@ -78,6 +82,8 @@ class Wan(Settings):
     """Relay to site."""
     rtt: RoundTrip
     """Round-trip time to the relay."""
+    window: Bytes = 4 * 2**20
+    """Bytes that one TCP connection may have on its way; 4 MiB is Linux's usual limit (net.ipv4.tcp_wmem)."""
 
 
 class Network(Settings):
@@ -85,6 +91,8 @@ class Network(Settings):
 
     bandwidth: Bandwidth
     """Per accelerator, one direction."""
+    oversubscription: float = Field(default=1.0, ge=1, le=1000)
+    """How many times more the nodes may send than the fabric between them carries; 1: as much."""
 
 
 class Storage(Settings):
@@ -114,6 +122,24 @@ class Price(Settings):
     """Per accelerator."""
     egress: UsdPerGigabyte | None = None
     """Per 10⁹ bytes that leave the site."""
+
+
+class Failures(Settings):
+    """How often something breaks. Left out: as in Llama 3's training, on rented machines three to five times that."""
+
+    per_gpu: Annotated[Seconds, within(parse_seconds, least="1 h", most="1e6 d")] | None = None
+    """Mean time between failures for each accelerator, with all that belongs to it: 50000 h."""
+    rented: bool = True
+    """Machines that nobody has burnt in fail more often. False: your own, or proven ones."""
+
+
+class Measured(Settings):
+    """What a run of this recipe has shown here. It takes the place of what the planner would assume."""
+
+    step: Annotated[Seconds, within(parse_seconds, least="1 us", most="30 d")] | None = None
+    """Seconds of one step that waits for nothing."""
+    memory: Bytes | None = None
+    """Peak memory of one rank."""
 
 
 class Ssh(Settings):
@@ -185,6 +211,8 @@ class SiteProfile(Settings):
     """Left out: the planner says that it cannot judge checkpoints."""
     cpu: Cpu
     price: Price = Price()
+    failures: Failures = Failures()
+    measured: Measured = Measured()
     ssh: Ssh = Ssh()
     environment: Environment = Environment()
     slurm: Slurm | None = None

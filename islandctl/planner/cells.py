@@ -96,8 +96,8 @@ def _cells_of(loaded: Loaded[SiteProfile], num_cells: int, first_index: int) -> 
     for number in range(num_cells):
         first_rank = number * num_ranks
         node_numbers = range(first_rank // per_node, -(-(first_rank + num_ranks) // per_node))
-        nodes = tuple(
-            NodePlan(index=index, host=_host(site, node), num_ranks=min(num_ranks, per_node))
+        nodes = tuple(  # checked above; thousands of them are made
+            NodePlan.model_construct(index=index, host=_host(site, node), num_ranks=min(num_ranks, per_node))
             for index, node in enumerate(node_numbers)
         )
         name = site.name if num_cells == 1 else f"{site.name}-{number}"

@@ -1,7 +1,8 @@
 """What the planner can plan and ``launch`` cannot run yet.
 
-A mode of the exchange that is not built makes the plan infeasible. A site under Slurm does not: whether the model
-trains there is a question of its own, and the plan answers it; it only says that ``launch`` will refuse.
+A mode of the exchange that is not built makes the plan infeasible. A site under Slurm does not, nor activations that
+are computed again: whether the model trains so is a question of its own, and the plan answers it; it only says that
+``launch`` will refuse.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ def not_yet(plan: Plan) -> list[Finding]:
     findings = []
     if exchange.mode == "butterfly":
         findings.append(_finding("exchange.mode: butterfly", "two-site and none run"))
+    if plan.recipe.training.recompute != "none":
+        findings.append(
+            _finding(f"training.recompute: {plan.recipe.training.recompute}", "leave it out", level="warn")
+        )
     if exchange.apply == "blend":
         findings.append(_finding("exchange.apply: blend", "set exchange.apply: carry"))
     if exchange.when == "arrival":

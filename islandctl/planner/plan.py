@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Literal
 
 from pydantic import Field
@@ -12,7 +13,7 @@ from islandctl.config.recipe import Recipe
 from islandctl.config.site import SiteProfile
 from islandctl.ledger.packet import canonical_json, digest
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 
 
 class NodePlan(Model):
@@ -34,7 +35,7 @@ class CellPlan(Model):
     site: Name
     nodes: tuple[NodePlan, ...]
 
-    @property
+    @cached_property
     def num_ranks(self) -> int:
         """Ranks of the whole cell."""
         return sum(node.num_ranks for node in self.nodes)
@@ -75,6 +76,77 @@ class CellEstimate(Model):
     node_memory: Figure | None = None
     """Processor memory of one node that workers and exchange take, on a site with accelerators."""
     node_memory_limit: Figure | None = None
+    utilisation: Figure | None = None
+    """Model FLOPs utilisation (MFU) while nothing waits; None where the data sheet's rate is unknown."""
+    computing: Figure | None = None
+    """Share of the time in which the cell trains; the rest it waits for links or other cells."""
+    checkpoint_bytes: Figure
+    """Of one checkpoint."""
+    checkpoint_write: Figure
+    """Seconds until it is on disk. A range of assumptions where the profile has no storage.write."""
+
+
+class Totals(Model):
+    """What the plan expects of the whole run. What is None hangs on a step time that is unknown."""
+
+    tokens: float
+    """To the recipe's end, over all cells."""
+    tokens_per_s: Figure | None = None
+    """Of all cells, waits and failures taken off."""
+    duration: Figure | None = None
+    """Seconds to the recipe's end, with waits, checkpoints and failures."""
+    computing: Figure | None = None
+    """Share of the time in which the cell that waits most trains."""
+    failures_per_hour: Figure | None = None
+    between_failures: Figure | None = None
+    """Seconds."""
+    lost: Figure | None = None
+    """Share of the time that goes to checkpoints, work done again, and restarts."""
+    best_checkpoint_every: Figure | None = None
+    """Steps between checkpoints that lose least."""
+    relay_bytes_per_s: Figure | None = None
+    """Into the relay and out of it, together."""
+    cost_per_hour: Figure | None = None
+    cost_per_billion_tokens: Figure | None = None
+    cost_to_end: Figure | None = None
+
+
+class Constraint(Model):
+    """Something that can be used up: what is needed of it against what there is."""
+
+    name: str
+    place: str
+    need: float
+    has: float
+    unit: str
+    formula: str
+    hard: bool = True
+    """The plan cannot work beyond 1; otherwise it is only slower."""
+
+    @property
+    def use(self) -> float:
+        """Needed share of what there is."""
+        return self.need / self.has
+
+
+class MethodRow(Model):
+    """What a way of keeping replicas together would make of this model, step time and slowest link."""
+
+    name: str
+    computing: float
+    """Share of the time in which the accelerators compute."""
+    bandwidth: dict[str, float]
+    """Wanted share → bits per second that it takes."""
+
+
+class Change(Model):
+    """A change of one setting that lifts what binds, planned again to be sure."""
+
+    setting: str
+    """As ``--set`` takes it."""
+    before: str
+    after: str
+    effect: str
 
 
 class Finding(Model):
@@ -89,7 +161,7 @@ class Finding(Model):
 class Plan(Model):
     """A run, resolved. ``plan_hash`` covers all of it."""
 
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     recipe: Recipe
     sites: tuple[SiteProfile, ...]
     cells: tuple[CellPlan, ...]
@@ -103,7 +175,11 @@ class Plan(Model):
     parameters_active: int | None
     estimates: tuple[CellEstimate, ...]
     """One a cell; none where a script trains."""
-    cost_per_hour: Figure | None = None
+    totals: Totals
+    constraints: tuple[Constraint, ...] = ()
+    """The scarcest first: the first is the weakest link, the second the one behind it."""
+    methods: tuple[MethodRow, ...] = ()
+    changes: tuple[Change, ...] = ()
     findings: tuple[Finding, ...] = ()
     feasible: bool
 
@@ -111,6 +187,11 @@ class Plan(Model):
     def plan_hash(self) -> str:
         """The blake3 hash of the whole plan."""
         return digest(canonical_json(self.model_dump(mode="json")))
+
+    @property
+    def cost_per_hour(self) -> Figure | None:
+        """US dollars an hour over all sites; None where a price is unknown."""
+        return self.totals.cost_per_hour
 
     def site(self, name: str) -> SiteProfile:
         """The profile called ``name``."""

@@ -17,7 +17,7 @@ from islandctl.planner.catalogue import accelerator
 from islandctl.planner.cost import cost_finding, cost_per_hour
 from islandctl.planner.findings import merged
 from islandctl.planner.limits import not_yet
-from islandctl.planner.plan import CellPlan, Finding, Plan, config_hash
+from islandctl.planner.plan import CellPlan, Finding, Plan, Totals, config_hash
 
 
 def plan_of_script(recipe: Loaded[Recipe], sites: Sequence[Loaded[SiteProfile]], cells: tuple[CellPlan, ...]) -> Plan:
@@ -39,7 +39,10 @@ def plan_of_script(recipe: Loaded[Recipe], sites: Sequence[Loaded[SiteProfile]],
         parameters_total=value.worker.parameters,
         parameters_active=value.worker.parameters,
         estimates=(),
-        cost_per_hour=cost_per_hour(value, known, (), ()),
+        totals=Totals(
+            tokens=value.training.steps * value.training.batch * value.training.sequence * len(cells),
+            cost_per_hour=cost_per_hour(known, (), (), (0.0, 0.0, 0.0)),
+        ),
         feasible=True,
     )
     unknown = Finding(

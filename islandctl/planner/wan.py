@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from islandctl.config.model import Model
 from islandctl.config.recipe import Exchange, Recipe
@@ -16,21 +16,39 @@ ENCODE_VALUES_PER_S = 50e6
 """Values that one rank encodes, decodes and steps in a second, in the worse case (assumption)."""
 
 
+STREAMS_PER_RANK = 4
+"""Connections in each direction that a worker opens to the relay."""
+
+
 class Link(Model):
     """One cell's way to the relay."""
 
     up_bytes_per_s: float
     down_bytes_per_s: float
     rtt_s: float
+    streams: int
+    """TCP connections that carry it."""
+    stream_limit: float | None = None
+    """Bytes per second that all of them carry at most: streams · window / RTT. None: emulated, no TCP to speak of."""
 
 
-def link_of(site: SiteProfile, recipe: Recipe, cells_on_site: int) -> Link:
-    """The site's WAN, shared evenly by its cells, and no faster than the link that the recipe emulates."""
+def tunnelled(site: SiteProfile, recipe: Recipe) -> bool:
+    """Whether the site reaches the relay through a tunnel, one connection a node, that passes the controller."""
+    return recipe.relay.address is None and site.scheduler != "local"
+
+
+def link_of(site: SiteProfile, recipe: Recipe, cells_on_site: int, cell: CellPlan) -> Link:
+    """The site's WAN, shared evenly by its cells; no faster than the link that the recipe emulates, and no faster
+    than its TCP connections: each has at most a window on its way, so it carries window / RTT."""
     up, down, rtt = site.wan.up / cells_on_site, site.wan.down / cells_on_site, site.wan.rtt
-    emulate = recipe.relay.emulate
+    streams = len(cell.nodes) if tunnelled(site, recipe) else STREAMS_PER_RANK * cell.num_ranks
+    emulate, limit = recipe.relay.emulate, None
     if emulate is not None:
         up, down, rtt = min(up, emulate.bandwidth), min(down, emulate.bandwidth), max(rtt, emulate.rtt)
-    return Link(up_bytes_per_s=up / 8, down_bytes_per_s=down / 8, rtt_s=rtt)
+    elif rtt > 0:
+        limit = streams * site.wan.window / rtt
+        up, down = min(up, 8 * limit), min(down, 8 * limit)
+    return Link(up_bytes_per_s=up / 8, down_bytes_per_s=down / 8, rtt_s=rtt, streams=streams, stream_limit=limit)
 
 
 def num_partners(exchange: Exchange, num_cells: int) -> int:
@@ -52,8 +70,13 @@ def volume(fragments: tuple[FragmentSize, ...], copies: int, codec: str, directi
     )
 
 
+def slowest_up(links: Iterable[Link]) -> Link:
+    """The link whose packets come last."""
+    return min(links, key=lambda link: link.up_bytes_per_s)
+
+
 def round_time(
-    fragments: tuple[FragmentSize, ...], cell: CellPlan, links: Mapping[str, Link], partners: int
+    fragments: tuple[FragmentSize, ...], cell: CellPlan, own: Link, slowest: Link, partners: int
 ) -> Figure:
     """Seconds of the largest fragment's round: snapshot, put, commit, fetch, outer step.
 
@@ -63,8 +86,8 @@ def round_time(
     if not partners:
         return Figure(value=0, low=0, high=0, unit="s", formula="nothing is exchanged", assumed=False)
     largest = max(fragments, key=lambda fragment: fragment.encoded_bytes)
-    size, own = largest.encoded_bytes, links[cell.name]
-    up = max(size / link.up_bytes_per_s + link.rtt_s for link in links.values())
+    size = largest.encoded_bytes
+    up = size / slowest.up_bytes_per_s + slowest.rtt_s
     down = partners * size / own.down_bytes_per_s + 1.5 * own.rtt_s
     compute = largest.values * (2 + partners) / cell.num_ranks / ENCODE_VALUES_PER_S
     return Figure(
@@ -73,7 +96,19 @@ def round_time(
         high=(up + down) / LINK_SHARE + compute,
         unit="s",
         formula=f"largest fragment {size / 1e6:.4g} MB: slowest cell's way up {up:.3g} s, then {partners} × down "
-        f"{down:.3g} s; high: {LINK_SHARE:.0%} of the bandwidth, and coding at {ENCODE_VALUES_PER_S:.0e} values/s",
+        f"{down:.3g} s; high: {LINK_SHARE:.0%} of the bandwidth, and coding at {ENCODE_VALUES_PER_S:.0e} values/s; "
+        f"{_streams_words(own)}",
+    )
+
+
+def _streams_words(link: Link) -> str:
+    """Whether bandwidth or the connections' windows bound the link."""
+    if link.stream_limit is None:
+        return "the link is emulated"
+    needed = max(link.up_bytes_per_s, link.down_bytes_per_s) * link.rtt_s / link.streams
+    return (
+        f"{link.streams} connections carry {link.stream_limit / 1e9:.3g} GB/s at most; "
+        f"bandwidth · RTT is {needed / 1e6:.3g} MB for each"
     )
 
 

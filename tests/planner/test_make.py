@@ -7,6 +7,7 @@ from typing import Any, Literal
 import pytest
 
 from islandctl.errors import ConfigError
+from islandctl.planner.change import Case
 from islandctl.planner.make import make_plan
 from islandctl.planner.plan import Finding, Plan
 
@@ -77,10 +78,12 @@ def test_step_time_by_hand(recipe: Any, site: Any) -> None:
     first, second = plan.estimates
     assert first.step is not None
     assert second.step is not None
-    flops = 1.6e9 * (6 * plan.parameters_active + 6 * 4 * 16 * 1000)
+    flops = 1.6e9 * (6 * plan.parameters_active + 6 * 4 * 16 * 1000) / (16 * 794e12)
+    kept = 4 * (4 * (7 * 16 + 3 * 8 + 2 * (4 * 8 + 2 * 16)) + 4 * 4) + 12 * 256
+    memory = (1.6e9 * 5 * kept + 28 * plan.parameters_total) / (16 * 3.35e12)
     traffic = plan.parameters_total * 12 * 15 / 16 / 50e9
-    assert first.step.low == pytest.approx(max(flops / (16 * 794e12 * 0.45), traffic))
-    assert first.step.high == pytest.approx(flops / (16 * 794e12 * 0.30) + traffic / 0.6)
+    assert first.step.low == pytest.approx(flops / 0.40 + memory + traffic / 4)
+    assert first.step.high == pytest.approx(flops / 0.25 + memory + traffic / 0.65 / 4)
     assert second.step.low == first.step.low
     assert "gpu.bf16 of the profile" in second.step.formula
     assert first.tokens_per_s is not None
@@ -166,7 +169,7 @@ def test_the_emulated_link_counts(recipe: Any, site: Any) -> None:
 
 
 def test_cells_of_unequal_speed(recipe: Any, site: Any) -> None:
-    plan = make_plan(big(recipe), [site("a"), site("b", gpu__bf16="200 TFLOP/s")])
+    plan = make_plan(big(recipe), [site("a"), site("b", gpu__bf16="60 TFLOP/s")])
     assert found(plan, "warn", "a will wait")
 
 
@@ -255,3 +258,15 @@ def test_many_sites(recipe: Any, site: Any) -> None:
     plan = make_plan(recipe(), many)
     assert len(plan.estimates) == 200
     assert plan.estimates[0].bytes_down_per_window.value == 199 * plan.estimates[0].bytes_up_per_window.value
+
+
+def test_the_case_study_at_four_bits_is_132_gigabits(shipped: Any) -> None:
+    """5.3 s of a window at 25 Gbit/s, as 4 bits and their scales come to."""
+    loaded, sites = shipped("case-study-32b", "us-b300", "asia-gb300")
+    case = Case(loaded, sites).changed("exchange.codec", "int4")
+    plan = make_plan(case.recipe, case.sites)
+    assert plan.feasible
+    for estimate in plan.estimates:
+        bits = estimate.bytes_up_per_window.value * 8
+        assert bits == pytest.approx(132e9, rel=0.005)
+        assert bits / 25e9 == pytest.approx(5.3, abs=0.03)

@@ -7,7 +7,7 @@ from typing import Any
 from islandctl.config.recipe import Recipe
 from islandctl.config.site import SiteProfile
 from islandctl.fleet.job import SupervisorState
-from islandctl.planner.plan import CellEstimate, CellPlan, Figure, NodePlan, Plan, config_hash
+from islandctl.planner.plan import CellEstimate, CellPlan, Figure, NodePlan, Plan, Totals, config_hash
 from islandctl.relay.messages import CellStatus, Heartbeat, JointCheckpoint, RelayStatus
 from islandctl.runs.record import CellRecord, NodeRecord, RunRecord
 from islandctl.runs.status import Facts, NodeFacts
@@ -62,9 +62,12 @@ def plan(**training: Any) -> Plan:
                 bytes_up_per_window=figure(1e6, "B"),
                 bytes_down_per_window=figure(1e6, "B"),
                 exchange=figure(1.0),
+                checkpoint_bytes=figure(1e6, "B"),
+                checkpoint_write=figure(1.0),
             )
             for name in CELLS
         ),
+        totals=Totals(tokens=1000),
         feasible=True,
     )
 
