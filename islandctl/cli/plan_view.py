@@ -149,7 +149,7 @@ def _total_lines(plan: Plan) -> list[Text]:
             f"{count_text(totals.tokens_per_s.value)} tokens/s; the cell that waits most trains "
             f"{_percent_span(totals.computing)} of the time"
         )
-    if plan.estimates[0].bytes_up_per_window.value and plan.estimates[0].link_share is not None:
+    if plan.estimates and plan.estimates[0].bytes_up_per_window.value and plan.estimates[0].link_share is not None:
         lines.append(_window_line(plan))
     if totals.between_failures is not None:
         text = f"one failure in {seconds_span(totals.between_failures)} (assumed)"

@@ -20,17 +20,15 @@ from islandctl.errors import CheckpointError, IslandError, RelayError, UsageErro
 from islandctl.exchange.island import Hurried
 from islandctl.ledger.entries import Halt
 from islandctl.relay.client import RelayClient
-from islandctl.worker import checkpoint as checkpoints
-from islandctl.worker import tensors as disk
-from islandctl.worker.checkpoint import Saved, TrainingState
 from islandctl.worker.island import STOPPED, Island
+from islandctl.worker.keeper import Keeper
 from islandctl.worker.links import connect, join, read_all, read_ledger, same_model
 from islandctl.worker.metrics import Metrics
 from islandctl.worker.objects import Stateful
 from islandctl.worker.outcome import Outcome
 from islandctl.worker.parallel import Ranks
 from islandctl.worker.process import Process
-from islandctl.worker.reporter import Reporter, first_heartbeat, life, registered
+from islandctl.worker.reporter import Reporter, first_heartbeat, life
 from islandctl.worker.trained import Model, Trained
 from islandctl.worker.wishes import Stopped
 
@@ -62,7 +60,7 @@ class Session(Island):
         """What is open, to be closed in reverse."""
         self._outcome = Outcome.ended("stopped", "", step=0)
         self._job, self._wishes, self._folder = process.job, process.wishes, process.folder
-        self._recipe, self._held_out_hash = process.job.recipe, held_out_hash
+        self._recipe = process.job.recipe
         self._checkpoints = Path(self._folder.checkpoints)
         self._metrics: Metrics | None = None
         self._relay: RelayClient | None = None
@@ -89,7 +87,7 @@ class Session(Island):
             spent=self._wishes.spent if self._ranks.leads else lambda: False,
         )
         self._closing.callback(self._farewell)
-        exchanger, self._map_hash = join(
+        exchanger, map_hash = join(
             self._folder,
             self._job,
             self._trained.parameters,
@@ -98,6 +96,16 @@ class Session(Island):
             lambda: self._note("waiting", reason=SILENT),
         )
         self._closing.callback(exchanger.close)
+        self._keeper = Keeper(
+            self._checkpoints,
+            self._job,
+            self._ranks,
+            self._trained,
+            exchanger,
+            self._reporter,
+            map_hash=map_hash,
+            held_out_hash=held_out_hash,
+        )
         training = self._recipe.training
         super().__init__(exchanger, num_steps=training.steps, tokens_per_step=training.batch * training.sequence)
         self._wishes.hurry_up(exchanger.hurry)
@@ -109,31 +117,10 @@ class Session(Island):
         entries = read_ledger(self._relay, self._ranks, self._wishes)
         shapes = [(name, tuple(parameter.shape)) for name, parameter in self._trained.parameters.items()]
         same_model(self._relay, self._ranks, self._wishes, self._job.attempt, shapes)
-        saved = checkpoints.choose(
-            self._checkpoints,
-            attempt=self._job.attempt,
-            cell=self._job.cell,
-            entries=entries,
-            ranks=self._ranks,
-        )
-        if saved is not None:
-            state = checkpoints.read_state(
-                saved.path,
-                run=self._job.run,
-                config_hash=self._job.config_hash,
-                cell=self._job.cell,
-                num_ranks=self._ranks.size,
-            )
-            targets = self._trained.targets(disk.shapes(saved.path, saved.files))
-            own = disk.load(saved.path, targets, saved.files, self._ranks)
-            self._trained.take(own)
-            self._exchanger.load_state_dict(
-                {key.removeprefix("island/"): tensor for key, tensor in own.items() if key.startswith("island/")}
-            )
+        found = self._keeper.restore(entries)
+        if found is not None:
+            state = found[1]
             self.done, self.tokens, self.evaluated = state.step, state.tokens, list(state.bits_per_byte)
-            if saved.attempt == self._job.attempt and not registered(entries, saved, self._job.cell):
-                self._register(saved, state.versions)
-            log.info("continuing from %s", saved.path.name)
         try:
             with self._reporter.doing("waiting"):
                 self.done = self._exchanger.resume()
@@ -141,7 +128,7 @@ class Session(Island):
             raise Stopped("stopped by a signal while waiting for the relay") from error
         self._rounds = {key: value for key, value in self.metrics().items() if key.startswith("rounds_")}
         self._reporter.update(step=self.done, tokens=self.tokens, bits_per_byte=tuple(self.evaluated[-60:]))
-        name = saved.path.name if saved else ""
+        name = found[0].path.name if found else ""
         self._note("start", checkpoint=name, num_ranks=self._ranks.size, life=life())
 
     # The loop's calls
@@ -258,25 +245,9 @@ class Session(Island):
             What went wrong; empty when nothing did.
         """
         began = time.monotonic()
-        state = TrainingState(
-            run=self._job.run,
-            config_hash=self._job.config_hash,
-            map_hash=self._map_hash,
-            cell=self._job.cell,
-            num_ranks=self._ranks.size,
-            attempt=self._job.attempt,
-            step=self.done,
-            tokens=self.tokens,
-            versions=tuple(self._exchanger.versions()),
-            held_out_hash=self._held_out_hash,
-            bits_per_byte=tuple(self.evaluated),
-        )
-        own = self._trained.own()
-        own |= {f"island/{key}": tensor for key, tensor in self._exchanger.state_dict().items()}
-        own = {f"rank-{self._ranks.rank}/{key}": tensor for key, tensor in own.items()}
         try:
             with self._reporter.doing("checkpointing"):
-                saved = checkpoints.write(self._checkpoints, state, self._trained.tensors() | own, self._ranks)
+                saved = self._keeper.write(self.done, self.tokens, self.evaluated)
         except CheckpointError as error:
             message = f"no checkpoint at step {self.done}: {error.message}"
             log.error("%s; the last one stands, and the next is tried as planned (is the disk full?)", message)
@@ -285,14 +256,7 @@ class Session(Island):
             return message
         self._note("checkpoint", path=saved.path.name, seconds=round(time.monotonic() - began, 3))
         self._reporter.update(message="")
-        self._register(saved, state.versions)
-        log.info("checkpoint %s", saved.path.name)
         return ""
-
-    def _register(self, saved: Saved, versions: tuple[int, ...]) -> None:
-        """Have rank 0 tell the relay; it alone knows which checkpoints are joint, and so which older ones may go."""
-        if self._ranks.leads:
-            self._reporter.register(saved, versions)
 
     # What is told
 
