@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from islandctl.config.recipe import Recipe
@@ -44,6 +45,13 @@ def check_recipe(plan: Plan, read: Callable[[str], Recipe | None], *, run: str) 
             hint="put the old values back to resume, or start another run with islandctl launch",
         )
     return notes
+
+
+def script_notes(plan: Plan, changed: Collection[str]) -> list[str]:
+    """Notes on the script's files among the ``changed`` sources: a run keeps what it was launched with."""
+    folder = os.path.dirname(next(iter(plan.sources), ""))
+    scripts = [path for name in plan.files if (path := os.path.join(folder, name)) in changed]
+    return [f"{path} has changed; the run keeps the one of its launch" for path in scripts]
 
 
 def differences(old: Recipe, new: Recipe) -> list[str]:

@@ -77,6 +77,7 @@ def test_killed_workers_come_back_and_a_resume_is_exact(machine: Foreign) -> Non
     (machine.root / "train.py").write_text("raise SystemExit('the run keeps the script of its launch')\n")
     resumed = machine.islandctl("resume", "hurt")
     assert resumed.returncode == 0, resumed.stderr + resumed.stdout
+    assert "train.py has changed; the run keeps the one of its launch" in resumed.stderr
     status = machine.status("hurt")
     assert (status["state"], status["attempt"], steps_of(status)) == ("finished", 2, [STEPS, STEPS])
     check_same(machine, "hurt", 2)
