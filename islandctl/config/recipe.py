@@ -10,6 +10,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from islandctl.config.budget import Budget
 from islandctl.config.codec import FACTS, CodecName, Rounding, block_trouble, rounding_trouble
 from islandctl.config.model import Name, Settings
+from islandctl.config.placement import PlacementRule
 from islandctl.config.site import Bandwidth, RoundTrip, checked_address
 from islandctl.config.units import Seconds, Share, parse_seconds, within
 
@@ -192,12 +193,26 @@ class Training(Settings):
 class Outer(Settings):
     """The optimizer that moves the anchor."""
 
-    kind: Literal["nesterov"] = "nesterov"
-    """SGD with Nesterov momentum."""
-    lr: float = Field(default=0.7, gt=0, le=10)
-    """0.7 and 0.9 are DiLoCo's published pair."""
-    momentum: float = Field(default=0.9, ge=0, lt=1)
-    """See ``lr``."""
+    kind: Literal["nesterov", "average", "delayed"] = "nesterov"
+    """``nesterov``: SGD with Nesterov momentum. ``average``: the mean of the cells' values. ``delayed``: Nesterov
+    whose momentum moves only every ``delay`` rounds of a fragment, for rounds that mostly name one cell."""
+    lr: float | None = Field(default=None, gt=0, le=10)
+    """Left out: 0.7, with momentum 0.9 DiLoCo's published pair. Not for ``average``."""
+    momentum: float | None = Field(default=None, ge=0, lt=1)
+    """Left out: 0.9. Not for ``average``."""
+    delay: int | None = Field(default=None, ge=1, le=1_000_000)
+    """For ``delayed``: rounds of a fragment between two moves of its momentum."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Outer:
+        if self.kind == "average" and (self.lr is not None or self.momentum is not None):
+            key = "momentum" if self.lr is None else "lr"
+            raise self.contradiction("kind: average takes neither lr nor momentum: it is the plain mean", key)
+        if self.kind == "delayed" and self.delay is None:
+            raise self.contradiction("kind: delayed needs delay", "kind")
+        if self.kind != "delayed" and self.delay is not None:
+            raise self.contradiction(f"kind: {self.kind} takes no delay", "delay")
+        return self
 
 
 class Late(Settings):
@@ -224,6 +239,12 @@ class Exchange(Settings):
     """Inner steps in which every fragment is exchanged once."""
     fragments: int = Field(default=4, ge=1)
     """Parts of the model, exchanged one after another over the window."""
+    placement: PlacementRule = "strided"
+    """``strided``: the model's blocks go to fragments in turn. ``consecutive``: in runs of neighbours. ``balanced``:
+    so that fragments are about equal bytes on the wire, for models whose embedding is as heavy as blocks."""
+    warmup: int = Field(default=0, ge=0, le=1_000_000_000)
+    """Steps that the first cell trains alone, while the others wait; then its values are sent to them once, exact,
+    and all train on from there. 0: none."""
     overlap: int = Field(default=5, ge=0)
     """Steps between taking a snapshot and applying the round's result."""
     when: Literal["fixed", "arrival"] = "fixed"
@@ -282,6 +303,8 @@ class Exchange(Settings):
                 "fragments",
                 "window",
             )
+        if self.warmup and self.mode != "two-site":
+            raise self.contradiction(f"warmup is for mode: two-site, not for {self.mode}", "warmup", "mode")
         return self
 
 
@@ -449,4 +472,7 @@ class Recipe(Settings):
                 f"{limit} bytes hold no whole sequence of training.sequence {sequence} and its next byte",
                 "data.limit_bytes",
             )
+        warmup, steps = self.exchange.warmup, self.training.steps
+        if warmup >= steps:
+            raise self.contradiction(f"{warmup} steps must be fewer than training.steps {steps}", "exchange.warmup")
         return self

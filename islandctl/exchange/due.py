@@ -59,6 +59,7 @@ class Due:
         self._on_silence = on_silence
         self.stop_at: int | None = None
         """The step at which all cells checkpoint and end; None: go on. Equal on all ranks."""
+        self._stop_after: int | None = None
 
     def begin(self) -> None:
         """At a step of the schedule, begin the next round in the order of all rounds: by window, then fragment.
@@ -68,6 +69,9 @@ class Due:
         never waits for a round that another one will begin only after a round which waits for the first.
         """
         step = self._progress.step
+        if self._schedule.seeds_at(step) and self._progress.cell == 0:
+            self._begin_seed()
+            return
         due = self._schedule.begins_at(step)
         if due is None or self._progress.begun_at == step:
             return
@@ -83,6 +87,13 @@ class Due:
             self._rounds.begin(p, window, step)
             if self._schedule.overlap == 0:
                 self.settle()
+
+    def _begin_seed(self) -> None:
+        """The first cell gives its values to the others, and goes on when the relay has all of them."""
+        for p, state in enumerate(self._rounds.states):
+            if self._schedule.is_seed(state.window + 1) and self._rounds.flights[p] is None:
+                self._rounds.begin(p, state.window + 1, self._progress.step)
+        self.settle()
 
     def begin_last(self) -> None:
         """After the last step: every fragment's next round, which makes up for a missed one or is the final one."""
@@ -106,7 +117,7 @@ class Due:
                 continue
             for p, seq in enumerate(seqs):
                 if seq != NONE:
-                    self._keep(p)
+                    self.keep(p)
                     if not self._progress.resolve(p, seq):
                         return
             if all(seq == NONE for seq in seqs):
@@ -134,7 +145,7 @@ class Due:
                 head.seq if verdict is Verdict.RESOLVE and head is not None else NONE
                 for verdict, head in zip(verdicts, heads, strict=True)
             ]
-            stop_at, behind = self._stop_step(), None if finishing else self._walk.left_behind()
+            stop_at, behind = self.stop_step(), None if finishing else self._walk.left_behind()
             waiting = Verdict.WAIT in verdicts and not self._waiting.hurry
             waiting = waiting and not (finishing and NONE < stop_at < self._schedule.steps)
             plan[:] = [int(waiting), stop_at, NONE if behind is None else behind, *seqs]
@@ -164,10 +175,13 @@ class Due:
     def _patient(self, flight: Flight) -> bool:
         """While the relay answers, its late policy decides how long a round is open; else ``late.relay_away``.
 
+        The seed is waited for as long as it takes: nobody can train before it is there.
         Once the run stops the deadline does: cells that are further may have ended already, and would be waited for
         in vain.
         """
         now, follower = time.monotonic(), self._follower
+        if self._schedule.is_seed(flight.window):
+            return True
         if follower.in_touch:
             return follower.stop_round is None or now < flight.started + self._patience_s
         return now < min(flight.started + self._patience_s, follower.silent_since + self._settings.late.relay_away)
@@ -177,15 +191,30 @@ class Due:
         log.warning("step %d: standing still, since the relay does not answer", self._progress.step)
         self._on_silence()
 
-    def _stop_step(self) -> int:
+    def stop_step(self) -> int:
+        """The step at which all cells end; ``NONE``: none, or not known yet. Rank 0 only."""
         commit = self._follower.stop_round
         if commit is None:
-            return NONE
+            return self._stop_in_warmup()
         if not commit.named:
             return self._schedule.apply_step(commit.fragment, commit.window)
         return min(max(part.step for part in commit.named) + self._schedule.overlap, self._schedule.steps)
 
-    def _keep(self, p: int) -> None:
+    def _stop_in_warmup(self) -> int:
+        """No commit comes for long: the first cell ends after its next step, the others where it has saved."""
+        step, follower = self._progress.step, self._follower
+        if not follower.stopping or step >= self._schedule.warmup:
+            return NONE
+        if follower.stop_saved is not None:
+            return follower.stop_saved.step
+        if self._progress.cell != 0:
+            return NONE
+        if self._stop_after is None:
+            self._stop_after = step + 1
+        return self._stop_after
+
+    def keep(self, p: int) -> None:
+        """Into the journal: the fragment's next commit is applied at this step."""
         commit = self._follower.next_commit(p)
         if self._ranks.rank == 0 and commit is not None:
             self._journal.append(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from islandctl.errors import ConfigError, DivergenceError, ExchangeError, IslandError, UnreachableError
 from islandctl.exchange.transport import Transport
-from islandctl.ledger.entries import Commit, Entry, Genesis, Halt, Rewind, Stop
+from islandctl.ledger.entries import Checkpoint, Commit, Entry, Genesis, Halt, Rewind, Stop
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,12 @@ class Follower:
         """When it was not: since then, on the process's monotonic clock."""
         self.stop_round: Commit | None = None
         """The first commit after a stop entry."""
-        self._stopping = False
+        self.stopping = False
+        """There is a stop entry."""
+        self.first_saved: Checkpoint | None = None
+        """The newest checkpoint of the first cell."""
+        self.stop_saved: Checkpoint | None = None
+        """Its first one after a stop entry."""
         self._resolved: list[int] = []
 
     def start(self, resolved: list[int]) -> None:
@@ -165,9 +170,13 @@ class Follower:
             kind = ExchangeError if entry.fragment is None else DivergenceError
             raise kind(f"the run was halted by cell {entry.cell}: {entry.reason}")
         if isinstance(entry, Stop):
-            self._stopping = True
+            self.stopping = True
+        elif isinstance(entry, Checkpoint) and entry.cell == 0:
+            self.first_saved = entry
+            if self.stopping and self.stop_saved is None:
+                self.stop_saved = entry
         elif isinstance(entry, Commit):
-            if self._stopping and self.stop_round is None:
+            if self.stopping and self.stop_round is None:
                 self.stop_round = entry
             if entry.seq > self._resolved[entry.fragment]:
                 self.queues[entry.fragment].append(entry)

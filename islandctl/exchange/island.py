@@ -30,6 +30,7 @@ from islandctl.exchange.shards import Shards
 from islandctl.exchange.transport import Transport
 from islandctl.exchange.waiting import Waiting
 from islandctl.exchange.walk import Walk
+from islandctl.exchange.warmup import Warmup
 
 
 class Hurried(Exception):
@@ -79,12 +80,14 @@ class Island:
         if not 0 <= cell < num_cells:
             raise ConfigError(f"cell {cell} of {num_cells} cells")
         self.cell = cell
-        self.schedule = Schedule(steps, settings.window, settings.fragments, settings.overlap)
+        self.schedule = Schedule(steps, settings.window, settings.fragments, settings.overlap, settings.warmup)
         self.map = fragment_map(
             [(name, tuple(parameter.shape)) for name, parameter in parameters.items()],
             settings.fragments,
             settings.chunk,
             settings.exact,
+            placement=settings.placement,
+            codec=settings.codec,
         )
         self._ranks = Ranks(group)
         self._shards = Shards(parameters, self._ranks)
@@ -127,8 +130,28 @@ class Island:
             journal=journal,
             on_silence=on_silence,
         )
+        self._warmup = Warmup(self._progress, self._due, self._ranks, self._latch)
 
     # The loop's calls
+
+    @property
+    def warming_up(self) -> bool:
+        """The first cell trains alone, and this one has not got its values yet: call ``await_warmup``, not ``step``.
+
+        Never true in the first cell, and in a run without ``exchange.warmup``.
+        """
+        return self._warmup.waits
+
+    def await_warmup(self) -> int:
+        """Wait for the first cell; call after ``resume``, while ``warming_up``. Collective.
+
+        Returns:
+            The cell's step counter: the warm-up's end once the first cell's values are here; before that the step at
+            which the first cell has saved a checkpoint, so that this one can save at the same step and both are
+            joint; or the same as before when ``hurry`` was called.
+        """
+        self._start()
+        return self._warmup.go_on()
 
     def step(self, tokens: int) -> int:
         """One inner step is done. Collective over the cell's ranks.
@@ -143,6 +166,10 @@ class Island:
             ExchangeError: a round cannot be carried out; also what went wrong in the background since the last call.
             DivergenceError: the cells' anchors are not the same.
         """
+        if self.warming_up:
+            raise ExchangeError(
+                f"cell {self.cell} waits for the first cell's warm-up: await_warmup comes before step"
+            )
         self._start()
         self._progress.step += 1
         for state in self._rounds.states:

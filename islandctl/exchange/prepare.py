@@ -12,7 +12,7 @@ from islandctl.config.recipe import Outer
 from islandctl.exchange.courier import Courier
 from islandctl.exchange.follower import Follower, Latch
 from islandctl.exchange.fragments import Chunk
-from islandctl.exchange.outer import nesterov, weighted_mean
+from islandctl.exchange.outer import Average, OuterState, outer_optimizer, weighted_mean
 from islandctl.exchange.schedule import Schedule
 from islandctl.exchange.state import FragmentState, base_hash
 from islandctl.ledger.entries import Commit
@@ -23,7 +23,7 @@ class Prepared:
     """One chunk's result of one commit, ready to be installed."""
 
     anchor: Tensor
-    momentum: Tensor
+    outer: OuterState
     base: str
     own: Tensor | None
     """What this cell sent, decoded; None when the commit does not name it."""
@@ -53,7 +53,7 @@ class Preparer:
         self._follower = follower
         self._courier = courier
         self._latch = latch
-        self._outer = outer
+        self._outer = outer_optimizer(outer)
         self._schedule = schedule
         self._cell = cell
         self._futures: list[tuple[int, dict[int, Future[Prepared]]] | None] = [None] * len(states)
@@ -106,19 +106,14 @@ class Preparer:
         parts = {part.cell: self._courier.fetch(commit, part, chunk, state.base[c]) for part in commit.named}
         mean = weighted_mean(list(parts.values()), [part.tokens for part in commit.named])
         # Where nothing was trained a momentum step would only coast: what is owed is shared out as it is.
-        plain = self._schedule.is_final(commit.window) or not any(part.tokens for part in commit.named)
-        anchor, momentum = nesterov(
-            state.anchor[c],
-            state.momentum[c],
-            mean,
-            lr=1.0 if plain else self._outer.lr,
-            decay=0.0 if plain else self._outer.momentum,
-        )
+        plain = self._schedule.is_whole(commit.window) or not any(part.tokens for part in commit.named)
+        optimizer = Average() if plain else self._outer
+        anchor, outer = optimizer.step(state.anchor[c], state.outer[c], mean)
         own = parts.get(self._cell)
         return Prepared(
             anchor=anchor,
-            momentum=momentum,
-            base=base_hash(anchor, momentum),
+            outer=outer,
+            base=base_hash(anchor, outer),
             own=own,
             own_square=float(torch.dot(own, own)) if own is not None else 0.0,
             mean_square=float(torch.dot(mean, mean)),

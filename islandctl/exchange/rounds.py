@@ -16,6 +16,7 @@ from islandctl.exchange.courier import Assignment, Courier
 from islandctl.exchange.follower import Latch
 from islandctl.exchange.fragments import Chunk, FragmentMap
 from islandctl.exchange.metrics import Metrics
+from islandctl.exchange.outer import outer_optimizer
 from islandctl.exchange.prepare import Prepared
 from islandctl.exchange.ranks import Ranks
 from islandctl.exchange.schedule import Schedule
@@ -61,12 +62,12 @@ class Rounds:
 
     def _first_state(self, p: int) -> FragmentState:
         fragment = self._map.fragments[p]
-        anchor = self._shards.gather(fragment)
+        anchor, optimizer = self._shards.gather(fragment), outer_optimizer(self._settings.outer)
         return FragmentState(
             chunks=self._shards.owned(fragment),
             anchor=anchor,
-            momentum={c: torch.zeros_like(value) for c, value in anchor.items()},
             residual={c: torch.zeros_like(value) for c, value in anchor.items()},
+            outer={c: optimizer.first_state(len(value)) for c, value in anchor.items()},
         )
 
     # A round begins
@@ -80,14 +81,14 @@ class Rounds:
         state = self.states[p]
         vector = self._owed(p)
         self._ranks.agree(self._latch.error or self._not_finite(p, window, step, vector))
-        copies = {}
-        if not self._schedule.is_final(window):
+        copies, whole = {}, self._schedule.is_whole(window)
+        if not whole:
             placements = self._map.fragments[p].placements
             copies = {one.name: self._shards.local(one.name).clone() for one in placements}
         flight = Flight(
             window=window,
             step=step,
-            apply_at=min(step + self._schedule.overlap, self._schedule.steps),
+            apply_at=step if whole else min(step + self._schedule.overlap, self._schedule.steps),
             tokens=state.tokens,
             snapshot=copies,
             vector=vector,
@@ -141,7 +142,7 @@ class Rounds:
         )
 
     def _codec(self, chunk: Chunk, window: int) -> Codec:
-        if self._schedule.is_final(window):
+        if self._schedule.is_whole(window):
             return codec_named("fp32")
         exact = chunk.exact and self._settings.codec != "fp32"
         if exact:
@@ -185,19 +186,21 @@ class Rounds:
         state.window = max(state.window, commit.window)
         state.resolved_seq, state.version = commit.seq, commit.version
         self._courier.forget(p, commit.window)
-        self.metrics.resolved(named=named, late=mine is not None and step > mine.apply_at)
+        taken = named or self._schedule.is_seed(commit.window)
+        self.metrics.resolved(named=taken, late=mine is not None and step > mine.apply_at)
 
     @torch.no_grad()
     def _take_part(self, p: int, mine: Flight | None, prepared: dict[int, Prepared]) -> None:
         """The commit names this cell: residual and value follow what was sent.
 
         Without a flight (a walk) the packet is from an earlier life, and so is what its encoding left out: the
-        learning is in the anchor, and nothing is owed.
+        learning is in the anchor, and nothing is owed. Nor after the seed, where all take over the values that the
+        ledger names: those of an earlier life can be another training altogether.
         """
         state, own_step = self.states[p], self._is_own_step(p, mine, prepared)
         for c, result in prepared.items():
             assert result.own is not None
-            if mine is None:
+            if mine is None or self._schedule.is_seed(mine.window):
                 state.residual[c] = torch.zeros_like(result.anchor)
             else:
                 left = torch.sub(mine.vector[c], result.own)
@@ -247,7 +250,7 @@ class Rounds:
         snapshot = mine.snapshot if mine is not None else {}
         for name, anchor in self._shards.scatter(self._map.fragments[p], self.states[p].anchor):
             value = self._shards.local(name)
-            if not snapshot:  # a walk, or a final round: nothing was trained meanwhile
+            if not snapshot:  # a walk, the seed or a final round: nothing was trained meanwhile
                 value.copy_(anchor)
             elif blend:
                 alpha = self._settings.alpha
@@ -277,4 +280,4 @@ class Rounds:
 
 
 def _install(state: FragmentState, c: int, result: Prepared) -> None:
-    state.anchor[c], state.momentum[c], state.base[c] = result.anchor, result.momentum, result.base
+    state.anchor[c], state.outer[c], state.base[c] = result.anchor, result.outer, result.base

@@ -2,7 +2,8 @@
 
 Keys (p: fragment, c: chunk, r: rank)::
 
-    anchor.<p>.<c>  momentum.<p>.<c>  residual.<p>.<c>     fp32, with the chunk's owner
+    anchor.<p>.<c>  residual.<p>.<c>                       fp32, with the chunk's owner
+    momentum.<p>.<c>  sum.<p>.<c>  held.<p>.<c>            the same: what the outer optimizer remembers, see ``outer``
     flight.<p>.vector.<c>                                  fp32, what was to be sent: pseudo-gradient plus residual
     flight.<p>.payload.<c>                                 uint8, what was sent: the encoded vector
     flight.<p>.snapshot.<parameter>.rank<r>                fp32, rank r's part of the snapshot
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from islandctl.errors import CheckpointError
 from islandctl.exchange.fragments import Chunk
+from islandctl.exchange.outer import OuterState
 from islandctl.ledger.packet import canonical_json, digest
 
 
@@ -34,10 +36,10 @@ class FragmentState:
     chunks: list[Chunk]
     """Those that this rank owns; the dictionaries' keys are their indices."""
     anchor: dict[int, Tensor]
-    momentum: dict[int, Tensor]
     residual: dict[int, Tensor]
+    outer: dict[int, OuterState]
     base: dict[int, str] = field(default_factory=dict)
-    """Hash of each chunk's anchor and momentum."""
+    """Hash of each chunk's anchor and outer state."""
     version: int = 0
     """Commits that the anchor contains."""
     window: int = -1
@@ -56,7 +58,7 @@ class FragmentState:
 
     def rehash(self) -> None:
         """Compute ``base`` anew."""
-        self.base = {c: base_hash(self.anchor[c], self.momentum[c]) for c in self.anchor}
+        self.base = {c: base_hash(self.anchor[c], self.outer[c]) for c in self.anchor}
 
 
 @dataclass
@@ -69,7 +71,7 @@ class Flight:
     apply_at: int
     tokens: int
     snapshot: dict[str, Tensor]
-    """This rank's part of every parameter of the fragment; empty in a final round."""
+    """This rank's part of every parameter of the fragment; empty in the seed and in final rounds."""
     vector: dict[int, Tensor]
     payload: dict[int, Future[bytes]]
     moved: int = 0
@@ -78,9 +80,10 @@ class Flight:
     """On the process's monotonic clock, for the deadline only."""
 
 
-def base_hash(anchor: Tensor, momentum: Tensor) -> str:
-    """Hash of a chunk's anchor and outer momentum: little-endian fp32, one after the other."""
-    parts = [part.numpy().astype("<f4", copy=False).tobytes() for part in (anchor, momentum)]
+def base_hash(anchor: Tensor, outer: OuterState) -> str:
+    """Hash of a chunk's anchor and outer state (by name): little-endian fp32, one after the other."""
+    tensors = [anchor, *(outer[name] for name in sorted(outer))]
+    parts = [part.numpy().astype("<f4", copy=False).tobytes() for part in tensors]
     return digest(b"".join(parts))
 
 
@@ -99,8 +102,8 @@ def save(
     for p, state in enumerate(states):
         for c in state.anchor:
             tensors[f"anchor.{p}.{c}"] = state.anchor[c]
-            tensors[f"momentum.{p}.{c}"] = state.momentum[c]
             tensors[f"residual.{p}.{c}"] = state.residual[c]
+            tensors |= {f"{name}.{p}.{c}": tensor for name, tensor in state.outer[c].items()}
     for p, flight in enumerate(flights):
         if flight is None:
             continue
@@ -172,9 +175,14 @@ def load(
     """
     flights: list[Flight | None] = []
     for p, (state, told, record) in enumerate(zip(states, meta["fragments"], meta["flights"], strict=True)):
-        for kind, store in (("anchor", state.anchor), ("momentum", state.momentum), ("residual", state.residual)):
-            for chunk in state.chunks:
-                store[chunk.index] = _take(tensors, f"{kind}.{p}.{chunk.index}", (chunk.numel,)).clone()
+        for chunk in state.chunks:
+            c = chunk.index
+            state.anchor[c] = _take(tensors, f"anchor.{p}.{c}", (chunk.numel,)).clone()
+            state.residual[c] = _take(tensors, f"residual.{p}.{c}", (chunk.numel,)).clone()
+            state.outer[c] = {
+                name: _take(tensors, f"{name}.{p}.{c}", tuple(one.shape)).clone()
+                for name, one in state.outer[c].items()
+            }
         state.rehash()
         for name, value in told.items():
             setattr(state, name, value)

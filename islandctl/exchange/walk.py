@@ -39,11 +39,15 @@ class Walk:
         return head if far or len(missed) > len({commit.fragment for commit in missed}) else None
 
     def _without_us(self, head: int) -> Iterator[Commit]:
-        """Commits up to ``head`` that name only others, and that this cell did not apply in an earlier life."""
+        """Commits up to ``head`` that name only others, and that this cell did not apply in an earlier life.
+
+        Not the seed, which never names but the first cell.
+        """
         for p, queue in enumerate(self._progress.follower.queues):
             for commit in list(queue):
                 known = self._journal.step_of(self._attempt, p, commit.window) is not None
-                if commit.seq <= head and commit.named and not known and not names(commit, self._progress.cell):
+                missed = commit.named and not known and not names(commit, self._progress.cell)
+                if commit.seq <= head and missed and not self._progress.schedule.is_seed(commit.window):
                     yield commit
 
     def go(self, head: int) -> bool:

@@ -6,8 +6,9 @@ from fnmatch import fnmatchcase
 
 from islandctl.config.codec import FACTS, CodecName, body_bytes
 from islandctl.config.model import Model
+from islandctl.config.placement import place, weight
 from islandctl.config.recipe import Exchange, ModelRecipe
-from islandctl.planner.parameters import named_parameters
+from islandctl.planner.parameters import NamedParameter, named_parameters
 
 CODEC_HEADER_BYTES = 16
 """In front of every chunk's values."""
@@ -35,22 +36,31 @@ class FragmentSize(Model):
 def fragment_sizes(model: ModelRecipe, exchange: Exchange) -> tuple[FragmentSize, ...]:
     """Every fragment's size, by the worker's own rule.
 
-    Blocks go to fragments in turn; embedding, head and last norm go, largest first, to the fragment that is smallest
-    then. Raises ``ValueError`` when there are more fragments than blocks.
+    Raises ``ValueError`` when there are more fragments than blocks.
     """
     num = exchange.fragments
     if num > model.layers:
         raise ValueError(f"{num} fragments are more than the model's {model.layers} layers")
-    small, large = [0] * num, [0] * num
-    for parameter in named_parameters(model):
+    parts = [(one, _is_small(one, exchange)) for one in named_parameters(model)]
+    layers, others = [0] * model.layers, []
+    for parameter, is_small in parts:
+        size = parameter.values * weight(exchange.placement, exchange.codec, exact=is_small)
         if parameter.layer is None:
-            sizes = [a + b for a, b in zip(small, large, strict=True)]
-            fragment = sizes.index(min(sizes))
+            others.append((-size, parameter.name))
         else:
-            fragment = parameter.layer % num
-        is_small = parameter.few or any(fnmatchcase(parameter.name, pattern) for pattern in exchange.exact)
-        (small if is_small else large)[fragment] += parameter.values
+            layers[parameter.layer] += size
+    others.sort()
+    of_layers, of_others = place(layers, [-size for size, _ in others], num, exchange.placement)
+    of_other = dict(zip((name for _, name in others), of_others, strict=True))
+    small, large = [0] * num, [0] * num
+    for parameter, is_small in parts:
+        index = of_other[parameter.name] if parameter.layer is None else of_layers[parameter.layer]
+        (small if is_small else large)[index] += parameter.values
     return tuple(_size(index, small[index], large[index], exchange) for index in range(num))
+
+
+def _is_small(parameter: NamedParameter, exchange: Exchange) -> bool:
+    return parameter.few or any(fnmatchcase(parameter.name, pattern) for pattern in exchange.exact)
 
 
 def unused_pattern(model: ModelRecipe, exchange: Exchange) -> str | None:

@@ -27,6 +27,7 @@ from islandctl.planner.proposals import layout_finding
 from islandctl.planner.script import plan_of_script
 from islandctl.planner.sweep import Axis, Swept, sweep
 from islandctl.planner.totals import totals
+from islandctl.planner.warmup import warmup_finding
 
 SHOWN = (0.8, 0.95, 0.99)
 """Shares of the time whose bandwidth the plan tells for each method."""
@@ -125,6 +126,7 @@ def _findings(plan: Plan, setting: Setting) -> list[Finding]:
         judge.pace_finding(plan.estimates),
         judge.checkpoint_finding(recipe, plan.totals),
         judge.tunnel_finding(recipe, plan.sites),
+        warmup_finding(recipe, setting.fragments, setting.links, plan.estimates),
     ]
     return [finding for finding in found if finding is not None]
 

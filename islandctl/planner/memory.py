@@ -19,8 +19,8 @@ WEIGHT_BYTES = 4
 """A parameter, fp32."""
 GRADIENT_BYTES = 4
 """Its gradient, fp32."""
-ANCHOR_BYTES = 12
-"""A parameter in the exchange: fp32 anchor, outer momentum and residual, on the processor."""
+ANCHOR_BYTES = {"average": 8, "nesterov": 12, "delayed": 16}
+"""A parameter in the exchange, on the processor: fp32 anchor, residual, and what the outer optimizer remembers."""
 FLIGHT_BYTES = 16
 """A parameter of a fragment in flight: fp32 snapshot, tentative residual, and two decoded packets."""
 PROCESS_BYTES = {"cpu": (0.25e9, 0.35e9, 0.5e9), "gpu": (1.0e9, 2.0e9, 4.0e9)}
@@ -90,7 +90,9 @@ def exchange_bytes(recipe: Recipe, counts: Counts, fragments: tuple[FragmentSize
     gap = recipe.exchange.window / recipe.exchange.fragments
     in_flight = min(recipe.exchange.fragments, 1 + int(recipe.exchange.overlap / gap))
     largest = max(fragment.values for fragment in fragments)
-    return -(-(ANCHOR_BYTES * counts.total + FLIGHT_BYTES * in_flight * largest) // num_ranks)
+    return -(
+        -(ANCHOR_BYTES[recipe.exchange.outer.kind] * counts.total + FLIGHT_BYTES * in_flight * largest) // num_ranks
+    )
 
 
 def rank_parts(

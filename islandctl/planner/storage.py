@@ -42,7 +42,8 @@ def checkpoint_bytes(recipe: Recipe, counts: Counts, fragments: tuple[FragmentSi
     gap = recipe.exchange.window / recipe.exchange.fragments
     in_flight = min(recipe.exchange.fragments, int(recipe.exchange.overlap / gap) + (recipe.exchange.overlap > 0))
     largest = max(fragment.values for fragment in fragments)
-    return inner + ANCHOR_BYTES * counts.total + FLIGHT_SAVED_BYTES * in_flight * largest
+    anchored = ANCHOR_BYTES[recipe.exchange.outer.kind] * counts.total
+    return inner + anchored + FLIGHT_SAVED_BYTES * in_flight * largest
 
 
 def write_time(size: float, site: SiteProfile, cells_on_site: int, num_ranks: int) -> Figure:

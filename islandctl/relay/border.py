@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from islandctl.config.model import Model
 from islandctl.errors import ExchangeError
-from islandctl.relay.rounds import Refusal
+from islandctl.relay.refusal import Refusal
 from islandctl.relay.service import Place
 from islandctl.relay.settings import Limits
 from islandctl.relay.store import DiskError

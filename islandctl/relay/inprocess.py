@@ -13,7 +13,7 @@ from islandctl.ledger.entries import Entry
 from islandctl.ledger.packet import PacketHeader, digest, unpack
 from islandctl.relay.messages import Heartbeat, RelayStatus
 from islandctl.relay.models import outline
-from islandctl.relay.rounds import Refusal
+from islandctl.relay.refusal import Refusal
 from islandctl.relay.service import Place, Service
 
 POLL_S = 0.1
@@ -55,6 +55,7 @@ class InProcessRelay:
     Args:
         run, config_hash, cells, num_fragments: which run this is; packets of another are refused.
         late: what happens when a cell's packet does not come.
+        seeded: window 0 is the first cell's alone.
         archive: what a relay before this one held, to go on from there.
         clock: monotonic seconds.
     """
@@ -67,6 +68,7 @@ class InProcessRelay:
         num_fragments: int,
         *,
         late: Late | None = None,
+        seeded: bool = False,
         archive: MemoryArchive | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -83,6 +85,7 @@ class InProcessRelay:
             cells=cells,
             num_fragments=num_fragments,
             late=late or Late(),
+            seeded=seeded,
             clock=clock,
         )
         self.service.on_entry(self._wake)
@@ -91,7 +94,8 @@ class InProcessRelay:
     def of(cls, exchange: Exchange, num_cells: int, *, run: str = "in-process") -> InProcessRelay:
         """A relay for cells in this process that need no recipe: they agree on the exchange alone."""
         cells = [f"cell-{cell}" for cell in range(num_cells)]
-        relay = cls(run, exchange_hash(exchange, num_cells), cells, exchange.fragments, late=exchange.late)
+        named, seeded = exchange_hash(exchange, num_cells), exchange.warmup > 0
+        relay = cls(run, named, cells, exchange.fragments, late=exchange.late, seeded=seeded)
         relay.exchange = exchange
         return relay
 

@@ -15,6 +15,8 @@ that are away (K windows missed)          ``then: wait``: the round stays open u
 another cell's packet is missing          at the deadline after the first packet: empty (``deadline``)
 the fragment has moved on in another      at once: empty (``deadline``): its packets are on an old anchor
 window
+in a seeded run, window 0                 when the first cell's packets are there, naming it alone (``complete``);
+                                          it has no deadline, and nobody else takes part
 ========================================  =====================================================
 """
 
@@ -29,17 +31,7 @@ from islandctl.config.recipe import Late
 from islandctl.ledger.entries import Checkpoint, Commit, Contribution, Entry, Genesis, Halt, Rewind, Stop
 from islandctl.ledger.joint import JointCheckpoint, Lineage
 from islandctl.ledger.packet import PacketHeader
-
-
-class Refusal(Exception):
-    """A request that the relay does not carry out. ``code`` is for programs, ``message`` for people."""
-
-    def __init__(self, code: str, message: str, *, halt: Halt | None = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.halt = halt
-        """An entry that must be written because of this request."""
+from islandctl.relay.refusal import Refusal
 
 
 class Welcome(Enum):
@@ -108,11 +100,13 @@ class Rounds:
     Args:
         genesis: the ledger's first entry: run, configuration hash, cells, number of fragments.
         late: what happens when a cell's packet does not come.
+        seeded: the rounds of window 0 are the first cell's alone: its values are where the others begin.
     """
 
-    def __init__(self, genesis: Genesis, late: Late) -> None:
+    def __init__(self, genesis: Genesis, late: Late, *, seeded: bool = False) -> None:
         self.genesis = genesis
         self.late = late
+        self.seeded = seeded
         self.num_cells = len(genesis.cells)
         self.lineage = Lineage(self.num_cells)
         self.head: Entry = genesis
@@ -185,6 +179,8 @@ class Rounds:
         """
         self._check_shape(header)
         where = f"fragment {header.fragment}, window {header.window}"
+        if header.cell not in self._members(header.window):
+            raise Refusal("invalid", f"{where}: the warm-up belongs to cell {self.genesis.cells[0]} alone")
         self._check_going()
         self._check_attempt(header.attempt)
         if stored_hash is not None:
@@ -257,19 +253,25 @@ class Rounds:
 
     def _decide(self, key: tuple[int, int], now: float) -> Commit | None:
         opened = self._open[key]
-        there = [cell for cell in range(self.num_cells) if opened.complete(cell)]
-        missing = tuple(cell for cell in range(self.num_cells) if cell not in there)
+        there = [cell for cell in self._members(key[1]) if opened.complete(cell)]
+        missing = tuple(cell for cell in self._members(key[1]) if cell not in there)
         if opened.version != self.versions[key[0]]:
             return self._commit(key, (), missing, "deadline")
         if not missing:
             return self._commit(key, there, missing, "complete")
         if all(self.away(cell) for cell in missing):
             return self._commit(key, there, missing, "alone") if self.late.then == "alone" else None
-        if now >= opened.first_at + self.late.deadline:
+        if self._has_deadline(key) and now >= opened.first_at + self.late.deadline:
             return self._commit(key, (), missing, "deadline")
         return None
 
+    def _members(self, window: int) -> range:
+        """The cells that take part in a window's rounds."""
+        return range(1 if self.seeded and window == 0 else self.num_cells)
+
     def _has_deadline(self, key: tuple[int, int]) -> bool:
+        if self.seeded and key[1] == 0:
+            return False
         missing = (cell for cell in range(self.num_cells) if not self._open[key].complete(cell))
         return not all(self.away(cell) for cell in missing)
 

@@ -25,7 +25,8 @@ from islandctl.relay.emulate import EmulatedLink
 from islandctl.relay.messages import Heartbeat
 from islandctl.relay.metrics import CONTENT_TYPE, openmetrics
 from islandctl.relay.models import Outline
-from islandctl.relay.rounds import Refusal, Welcome
+from islandctl.relay.refusal import Refusal
+from islandctl.relay.rounds import Welcome
 from islandctl.relay.service import Service
 from islandctl.relay.settings import RelaySettings
 from islandctl.relay.store import DiskError, Store

@@ -19,7 +19,8 @@ from islandctl.ledger.entries import Entry, Genesis
 from islandctl.ledger.packet import PacketHeader
 from islandctl.relay.messages import CellStatus, Heartbeat, RelayStatus
 from islandctl.relay.models import Outline, difference
-from islandctl.relay.rounds import Refusal, Rounds, Welcome
+from islandctl.relay.refusal import Refusal
+from islandctl.relay.rounds import Rounds, Welcome
 
 Place = tuple[int, int, int, int, int]
 """Where a packet belongs: attempt, fragment, window, cell, chunk."""
@@ -59,6 +60,7 @@ class Service:
         archive: keeps packets and entries; what it holds already is taken over.
         run, config_hash, cells, num_fragments: which run this is. Must match the archive's.
         late: the late policy.
+        seeded: window 0 is the first cell's alone.
         clock: monotonic seconds.
     """
 
@@ -71,6 +73,7 @@ class Service:
         cells: Sequence[str],
         num_fragments: int,
         late: Late,
+        seeded: bool = False,
         clock: Callable[[], float],
     ) -> None:
         self._archive = archive
@@ -92,10 +95,10 @@ class Service:
             cells=tuple(cells),
             num_fragments=num_fragments,
         )
-        self._rounds = self._recover(genesis, late)
+        self._rounds = self._recover(genesis, late, seeded)
         self.tick()
 
-    def _recover(self, expected: Genesis, late: Late) -> Rounds:
+    def _recover(self, expected: Genesis, late: Late, seeded: bool) -> Rounds:
         """Rebuild the state from the archive."""
         first = self._archive.entries(-1, 1)
         if not first:
@@ -107,7 +110,7 @@ class Service:
         ignored = {"at", "hash"}
         if found.model_dump(exclude=ignored) != expected.model_dump(exclude=ignored):
             raise Refusal("foreign", f"the ledger here belongs to run {found.run}, or to another configuration of it")
-        rounds = Rounds(found, late)
+        rounds = Rounds(found, late, seeded=seeded)
         attempt = 0
         heard: dict[tuple[int, int], set[int]] = {}
         while batch := self._archive.entries(rounds.head.seq, 1000):

@@ -40,6 +40,8 @@ class RelaySettings(Model):
     """Names of all cells, in order."""
     num_fragments: int = Field(ge=1)
     late: Late = Late()
+    seeded: bool = False
+    """Window 0 is the first cell's alone, since the run begins with a warm-up."""
     emulate: Emulate | None = None
     host: str = "127.0.0.1"
     """Address to listen at."""

@@ -66,6 +66,7 @@ def relay_files(record: RunRecord, plan: Plan, *, host: str, port: int) -> dict[
         cells=tuple(cell.name for cell in plan.cells),
         num_fragments=plan.recipe.exchange.fragments,
         late=plan.recipe.exchange.late,
+        seeded=plan.recipe.exchange.warmup > 0,
         emulate=plan.recipe.relay.emulate,
         host=host,
         port=port,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from pydantic import ValidationError
 
@@ -104,9 +104,9 @@ def attach(
 
 def _settings(exchange: Exchange | Mapping[str, Any] | None, transport: Place) -> Exchange:
     if exchange is None:
-        if transport.exchange is None:
+        if getattr(transport, "exchange", None) is None:
             raise UsageError("attach: exchange is missing: how do the cells exchange?")
-        return transport.exchange
+        return cast(Exchange, transport.exchange)
     if isinstance(exchange, Exchange):
         return exchange
     try:
@@ -126,6 +126,11 @@ def _explicit(
     seed: int,
     journal: Journal | None,
 ) -> Island:
+    if not all(hasattr(place, name) for name in ("cell", "num_cells", "config_hash", "tell_model")):
+        raise UsageError(
+            f"attach: a {type(place).__name__} is no cell's place at a relay",
+            hint="take the one that islandctl.run_cells gives, or InProcessRelay.transport(cell)",
+        )
     if exchange_hash(settings, place.num_cells) != place.config_hash:
         raise ConfigError(
             f"attach: the relay of run '{place.run}' was made for another exchange than cell {place.cell}'s",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from torch.distributed.fsdp import FSDPModule
 
 from islandctl.config.job import CellJob
 from islandctl.errors import ConfigError
@@ -112,5 +113,7 @@ class Cell:
             logits_NV = logits_BSV.float().flatten(0, 1)
             each = F.cross_entropy(logits_NV, rows[:, 1:].flatten(), reduction="none").view(len(part), -1)
             nats += (each.double().sum(dim=1) * (part < count).to(ranks.device)).sum()
+        if isinstance(self.model, FSDPModule):
+            self.model.reshard()  # FSDP2 keeps the root gathered until a backward pass; the seed may come before it
         num_bytes = self.held_out[:, 1:].numel()
         return float(ranks.total(nats)) / (math.log(2) * num_bytes)

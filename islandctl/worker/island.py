@@ -171,6 +171,8 @@ class Island:
             self._begun = True
             with self._aside():
                 self.done = self._exchanger.resume()
+                while self._exchanger.warming_up:
+                    self.done = self._exchanger.await_warmup()
 
     def _between(self) -> None:
         """Between two steps."""

@@ -35,6 +35,7 @@ from islandctl.worker.wishes import Stopped
 log = logging.getLogger("islandctl.worker")
 RESERVED = {"attempt", "kind", "step", "time", "tokens_per_s"}
 """What a line of metrics.jsonl has in any case."""
+WARMUP = "the first cell's warm-up"
 SILENT = "the relay does not answer"
 BY_SIGNAL = "stopped by a signal"
 FAREWELL_S = 60.0
@@ -205,9 +206,26 @@ class Session(Island):
         if not self._begun:
             self._begun = True
             self.stopping, _ = self._asked(may_save=False)  # it may have died after the checkpoint that a stop wants
-            self._reporter.update(state="training")
+            while self._exchanger.warming_up and not self.stopping:
+                self._await_warmup()
+            self._reporter.update(state="training", message="")
             self._trained.begin()
             self._clock = Clock(self.tokens)
+
+    def _await_warmup(self) -> None:
+        """The first cell trains alone: wait until its values are here, or it has saved; then save as well."""
+        self._note("waiting", reason=WARMUP)
+        self._reporter.update(message=f"waits for {WARMUP}")
+        before = self.done
+        with self._reporter.doing("waiting"):
+            self.done = self._exchanger.await_warmup()
+        self._reporter.update(step=self.done)
+        self._note_exchange()
+        self.stopping, save = self._asked()
+        # A joint checkpoint takes all cells. Where the seed is, the first cell saves when one is due.
+        due = self._exchanger.warming_up and self.done > before
+        if not self.stopping and (save or due or self.done % self._recipe.checkpoint.every == 0):
+            self._save()
 
     def _between(self) -> None:
         self.stopping, save = self._asked()

@@ -230,6 +230,23 @@ def test_a_wrong_profile_names_place_and_cause(tmp_path: Path, old: str, new: st
         ("name: r", "name: r\nexchange: {late: {deadline: 0 s}}", "exchange.late.deadline: must be at least 1 ms"),
         (
             "name: r",
+            "name: r\nexchange: {outer: {kind: average, momentum: 0.5}}",
+            "exchange.outer.momentum: kind: average takes neither lr nor momentum",
+        ),
+        ("name: r", "name: r\nexchange: {outer: {kind: delayed}}", "exchange.outer.kind: kind: delayed needs delay"),
+        ("name: r", "name: r\nexchange: {outer: {delay: 2}}", "exchange.outer.delay: kind: nesterov takes no delay"),
+        (
+            "name: r",
+            "name: r\nexchange: {warmup: 10}",
+            "r.yaml:2:20: exchange.warmup: 10 steps must be fewer than training.steps 10",
+        ),
+        (
+            "name: r",
+            "name: r\nexchange: {mode: none, warmup: 5}",
+            "exchange.warmup: warmup is for mode: two-site, not for none",
+        ),
+        (
+            "name: r",
             "name: r\nexchange:\n  codec: int4\n  block: 393",
             "r.yaml:4:10: exchange.block: a block of 393 values is too long for int4 with stochastic rounding: error "
             "feedback only contracts when n - 1 < 8 L² (L = 7), so at most 392",

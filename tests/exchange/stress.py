@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from islandctl.config.recipe import Exchange, Late
+from islandctl.config.recipe import Exchange, Late, Outer
 from islandctl.errors import ExchangeError, RelayError, UnreachableError
 from islandctl.exchange.island import Hurried
 from islandctl.ledger.entries import Commit, Entry, Rewind
@@ -261,6 +261,7 @@ class Trouble:
             [f"cell-{number}" for number in range(self.num_cells)],
             self.settings.fragments,
             late=self.settings.late,
+            seeded=self.settings.warmup > 0,
             archive=before.archive if before else None,
         )
 
@@ -365,5 +366,7 @@ def settings_of(rolled: random.Random, **changes: object) -> Exchange:
         "late": Late.model_validate(
             {"deadline": "150 ms", "windows": rolled.choice([1, 2]), "then": rolled.choice(["alone", "wait"])}
         ),
+        "warmup": rolled.choice([0, 0, 3, 10, 13]),
+        "outer": rolled.choice([Outer(), Outer(), Outer(kind="average"), Outer(kind="delayed", delay=2)]),
     }
     return toy_settings(**(rolls | changes))

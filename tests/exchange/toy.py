@@ -249,7 +249,13 @@ class Cell:
         )
 
     def advance(self, until: int) -> Cell:
+        """To that step; less far when it is hurried while it waits for the first cell's warm-up."""
         while self.now < until:
+            if self.island.warming_up:
+                before, self.now = self.now, self.island.await_warmup()
+                if self.now == before:
+                    return self
+                continue
             self.train(self.parameters, self.cell, self.now + 1)
             self.now = self.island.step(tokens=100 + self.cell)
         return self
@@ -321,7 +327,9 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
 
 
 def anchors(cell: Cell) -> dict[str, Tensor]:
-    return {k: v for k, v in cell.island.state_dict().items() if k.startswith(("anchor", "momentum"))}
+    """With what the outer optimizer remembers."""
+    kept = ("anchor", "momentum", "sum", "held")
+    return {k: v for k, v in cell.island.state_dict().items() if k.startswith(kept)}
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

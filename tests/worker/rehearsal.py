@@ -243,6 +243,7 @@ class Run:
             "cells": names,
             "num_fragments": plan.exchange.fragments,
             "late": plan.exchange.late.model_dump(mode="json"),
+            "seeded": plan.exchange.warmup > 0,
         }
         (home / "relay.json").write_text(json.dumps(settings))
 

@@ -272,6 +272,19 @@ def test_a_relay_of_another_exchange() -> None:
     assert "was made for another exchange" in error.message
 
 
+def test_what_is_no_place_at_a_relay() -> None:
+    error = refused(lambda place: attached(object(), model(), exchange=settings()))
+    assert error.message == "attach: a object is no cell's place at a relay"
+
+
+def test_the_others_wait_for_the_first_cell_s_warm_up() -> None:
+    exchange = settings(warmup=3)
+    seen: dict[int, list[int]] = {0: [], 1: []}
+    ends = islandctl.run_cells(train(exchange, watch=lambda cell, done, _: seen[cell].append(done)), 2, exchange)
+    assert same(*ends)
+    assert seen == {0: list(range(1, STEPS + 1)), 1: list(range(4, STEPS + 1))}
+
+
 def test_an_exchange_with_a_wrong_key() -> None:
     error = refused(lambda place: attached(place, model(), exchange={"windows": 8}))
     assert error.message == "attach: exchange: windows: unknown key 'windows'; did you mean 'window'?"
