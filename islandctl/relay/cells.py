@@ -1,9 +1,9 @@
 """N cells in one process: for notebooks, tests and experiments. Deterministic, whatever the loops draw and do.
 
-Each cell's loop has its own thread, but only one of them runs at a time, in rotation: a loop hands over when it calls
-into its island, and waits there until it is its turn again. So the loops' own work comes in one order always (also
-what they draw from the process's random generators), and what the exchange does meanwhile depends on the ledger
-alone.
+Each cell's loop has its own thread, but only one of them runs at a time, step by step in turn: a loop hands over when
+it calls into its island, and waits there until it is its turn again. So the loops' own work comes in one order always
+(also what they draw from the process's random generators), and what the exchange does meanwhile depends on the ledger
+alone. Only when cells begin at unequal steps, as after a warm-up, the order at the first meeting depends on time.
 """
 
 from __future__ import annotations
@@ -21,29 +21,33 @@ T = TypeVar("T")
 
 
 class Turns:
-    """Whose turn it is. The first cell begins."""
+    """Whose turn it is: of the cell that has made the fewest steps, and among equals of the first one.
+
+    So no cell that is behind ever waits for one that is ahead and itself waits for it.
+    """
 
     def __init__(self, num_cells: int) -> None:
-        self._waiting = list(range(num_cells))
-        """Cells that have not ended; the first one's turn it is."""
+        self._made: dict[int, float] = dict.fromkeys(range(num_cells), 0)
+        """Steps made by every cell that has not ended; infinite while it only waits for the others."""
         self._changed = threading.Condition()
 
-    def take(self, cell: int) -> None:
-        """Wait for the cell's turn."""
+    def give(self, cell: int, made: float) -> None:
+        """The cell goes into the exchange, with so many steps made."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting[0] == cell)
-
-    def give(self, cell: int) -> None:
-        """To the next."""
-        with self._changed:
-            self._waiting.remove(cell)
-            self._waiting.append(cell)
+            self._made[cell] = made
             self._changed.notify_all()
+
+    def take(self, cell: int, made: float) -> None:
+        """It has come back: wait for its turn."""
+        with self._changed:
+            self._made[cell] = made
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: min((steps, one) for one, steps in self._made.items())[1] == cell)
 
     def leave(self, cell: int) -> None:
         """The cell has ended."""
         with self._changed:
-            self._waiting.remove(cell)
+            del self._made[cell]
             self._changed.notify_all()
 
 
@@ -55,13 +59,29 @@ class Place(InProcessTransport):
         self._turns = turns
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
-        """The others' turn, as long as this cell is in the exchange."""
-        self._turns.give(self.cell)
+    def aside(self, made: float) -> Iterator[Callable[[float], None]]:
+        """The others' turn, as long as this cell is in the exchange.
+
+        Args:
+            made: steps that it has made; infinite when it only waits for the others.
+
+        Yields:
+            What to call with its steps before it comes back, where they are others by then.
+        """
+        back = made
+
+        def come_back(at: float) -> None:
+            nonlocal back
+            back = at
+
+        self._turns.give(self.cell, made)
         try:
-            yield
+            yield come_back
+        except BaseException:
+            back = -1.0  # at once: nobody shall wait for a cell that ends
+            raise
         finally:
-            self._turns.take(self.cell)
+            self._turns.take(self.cell, back)
 
 
 def run_cells(loop: Callable[[Place], T], num_cells: int, exchange: Exchange) -> list[T]:
@@ -85,7 +105,7 @@ def run_cells(loop: Callable[[Place], T], num_cells: int, exchange: Exchange) ->
     errors: list[BaseException] = []
 
     def run(place: Place) -> None:
-        turns.take(place.cell)
+        turns.take(place.cell, 0)
         try:
             results[place.cell] = loop(place)
         except BaseException as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any, Protocol, cast
 
 from pydantic import ValidationError
@@ -156,5 +155,5 @@ def _explicit(
             journal=journal or MemoryJournal(),
         )
         place.tell_model(1, [(name, tuple(parameter.shape)) for name, parameter in parameters.items()])
-    aside = getattr(place, "aside", nullcontext)
+    aside = getattr(place, "aside", None)  # where cells of one process take turns
     return Island(exchanger, num_steps=steps, tokens_per_step=tokens_per_step, aside=aside)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -12,8 +13,15 @@ from torch import Tensor
 from islandctl.errors import UsageError
 from islandctl.worker.alone import Exchanger
 
+Aside = Callable[[float], AbstractContextManager[Callable[[float], None]]]
 TOKENS = "tokens"
 STOPPED = "stopped on request"
+
+
+@contextmanager
+def _nobody_else(made: float) -> Iterator[Callable[[float], None]]:
+    """This process has one cell."""
+    yield lambda made: None
 
 
 class Island:
@@ -28,7 +36,8 @@ class Island:
         exchanger: the exchange.
         num_steps: inner steps of the run.
         tokens_per_step: what ``step`` counts when it is not told; None: it must be told.
-        aside: entered while the loop is in the exchange, where it may wait for the other cells.
+        aside: entered with the steps made while the loop is in the exchange, where it may wait for other cells of
+            this process; gives what to call with the steps made before it comes back.
     """
 
     def __init__(
@@ -37,7 +46,7 @@ class Island:
         *,
         num_steps: int,
         tokens_per_step: int | None = None,
-        aside: Callable[[], AbstractContextManager[None]] = nullcontext,
+        aside: Aside | None = None,
     ) -> None:
         self.num_steps = num_steps
         """Inner steps of the run."""
@@ -51,7 +60,7 @@ class Island:
         """(step, bits per byte) of every evaluation so far."""
         self._exchanger = exchanger
         self._tokens_per_step = tokens_per_step
-        self._aside = aside
+        self._aside = aside or _nobody_else
         self._begun = self._looping = self._finished = False
 
     def steps(self) -> Iterator[int]:
@@ -103,8 +112,9 @@ class Island:
             )
         self._begin()
         self.tokens += counted
-        with self._aside():
+        with self._aside(self.done + 1) as come_back:
             self.done = self._exchanger.step(counted)
+            come_back(self.done)
         return self.done
 
     def finish(self) -> bool:
@@ -121,7 +131,7 @@ class Island:
         self._check_end()
         finished = False
         if not self.stopping:
-            with self._aside():
+            with self._aside(math.inf):
                 finished = self._exchanger.finish()
             self.stopping = "" if finished else STOPPED
         self._finished = True
@@ -156,8 +166,7 @@ class Island:
 
     def close(self) -> None:
         """End the background work. ``finish`` does it; needed only where a loop is given up before."""
-        with self._aside():
-            self._exchanger.close()
+        self._exchanger.close()
 
     def __enter__(self) -> Island:
         return self
@@ -169,10 +178,13 @@ class Island:
         """Before the first step: follow the ledger to where this cell stands."""
         if not self._begun:
             self._begun = True
-            with self._aside():
+            with self._aside(self.done) as come_back:
                 self.done = self._exchanger.resume()
-                while self._exchanger.warming_up:
+                come_back(self.done)
+            while self._exchanger.warming_up:
+                with self._aside(math.inf) as come_back:
                     self.done = self._exchanger.await_warmup()
+                    come_back(self.done)
 
     def _between(self) -> None:
         """Between two steps."""
