@@ -146,7 +146,7 @@ class Anchored(Rounds[AnchorState, Prepared]):
         learning is in the anchor, and nothing is owed. Nor after the seed, where all take over the values that the
         ledger names: those of an earlier life can be another training altogether.
         """
-        state = self.states[p]
+        state, own_step = self.states[p], self._is_own_step(p, mine, results)
         for c, result in results.items():
             assert result.own is not None
             if mine is None or self._schedule.is_seed(mine.window):
@@ -160,7 +160,22 @@ class Anchored(Rounds[AnchorState, Prepared]):
             _install(state, c, result)
         if mine is not None:
             self._measure(p, results, mine.vector)
-        self._take_over(p, mine, blend=self._settings.apply == "blend")
+        if not own_step:
+            self._take_over(p, mine, blend=self._settings.apply == "blend")
+
+    def _is_own_step(self, p: int, mine: Flight | None, results: dict[int, Prepared]) -> bool:
+        """A run of one cell, whose anchor has done just what the cell itself had done: its value stays as it is.
+
+        Otherwise anchor − (anchor − value), in fp32 not always the value, would change its last bit. Collective.
+        """
+        if not self._alone or mine is None or self._settings.apply != "carry":
+            return False
+        state = self.states[p]
+        changed = any(
+            state.residual[c].any() or not torch.equal(result.anchor, torch.sub(state.anchor[c], mine.vector[c]))
+            for c, result in results.items()
+        )
+        return self._ranks.most([int(changed)]) == [0]
 
     @torch.no_grad()
     def _go_along(self, p: int, mine: Flight | None, results: dict[int, Prepared], window: int) -> None:
@@ -194,7 +209,9 @@ class Anchored(Rounds[AnchorState, Prepared]):
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Every value becomes its anchor."""
+        """Every value becomes its anchor. One cell alone has nobody to be equal with."""
+        if self._alone:
+            return
         for fragment, state in zip(self._map.fragments, self.states, strict=True):
             for name, anchor in self._shards.scatter(fragment, state.anchor):
                 self._shards.local(name).copy_(anchor)

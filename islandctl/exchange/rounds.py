@@ -46,6 +46,7 @@ class Rounds(ABC, Generic[State, Result]):
         fragments: FragmentMap,
         *,
         cell: int,
+        num_cells: int,
         ranks: Ranks,
         shards: Shards,
         courier: Courier,
@@ -55,6 +56,7 @@ class Rounds(ABC, Generic[State, Result]):
         self._schedule = schedule
         self._map = fragments
         self._cell = cell
+        self._alone = num_cells == 1
         self._ranks = ranks
         self._shards = shards
         self._courier = courier
