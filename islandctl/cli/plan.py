@@ -172,8 +172,9 @@ def as_loaded(plan: Plan) -> tuple[Loaded[Recipe], list[Loaded[SiteProfile]]]:
     from islandctl.config.load import Loaded
 
     (first, known), *rest = plan.sources.items()
-    recipe = Loaded(plan.recipe, first, known)
-    return recipe, [Loaded(site, path, text) for site, (path, text) in zip(plan.sites, rest, strict=True)]
+    recipe = Loaded(plan.recipe, first, known, files=plan.files)
+    # behind the profiles come a script's own files
+    return recipe, [Loaded(site, path, text) for site, (path, text) in zip(plan.sites, rest, strict=False)]
 
 
 def _what_binds(plan: Plan) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -9,6 +10,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from islandctl.config.budget import Budget
 from islandctl.config.codec import FACTS, CodecName, Rounding, block_trouble, rounding_trouble
 from islandctl.config.model import Name, Settings
+from islandctl.config.placement import PlacementRule
 from islandctl.config.site import Bandwidth, RoundTrip, checked_address
 from islandctl.config.units import Bytes, Seconds, Share, parse_seconds, within
 
@@ -164,7 +166,8 @@ class Training(Settings):
     recompute: Literal["none", "selective", "full"] = "none"
     """Activations computed again in the backward pass instead of kept: those that are cheap to compute, or all but
     the blocks' inputs. Other than ``none``: planned, not launched yet."""
-    optimizer: Optimizer
+    optimizer: Optimizer | None = None
+    """Required, unless a script of your own trains."""
     schedule: Schedule = Schedule()
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Of the first values, the order of the data and the rounding of packets."""
@@ -182,16 +185,36 @@ class Training(Settings):
             )
         return self
 
+    @property
+    def inner(self) -> Optimizer:
+        """The optimizer of the built-in loop, where the recipe has it by rule."""
+        assert self.optimizer is not None
+        return self.optimizer
+
 
 class Outer(Settings):
-    """The optimizer that moves the anchor."""
+    """The optimizer that moves the anchor. A butterfly has no anchor, and uses none of it."""
 
-    kind: Literal["nesterov"] = "nesterov"
-    """SGD with Nesterov momentum."""
-    lr: float = Field(default=0.7, gt=0, le=10)
-    """0.7 and 0.9 are DiLoCo's published pair."""
-    momentum: float = Field(default=0.9, ge=0, lt=1)
-    """See ``lr``."""
+    kind: Literal["nesterov", "average", "delayed"] = "nesterov"
+    """``nesterov``: SGD with Nesterov momentum. ``average``: the mean of the cells' values. ``delayed``: Nesterov
+    whose momentum moves only every ``delay`` rounds of a fragment, for rounds that mostly name one cell."""
+    lr: float | None = Field(default=None, gt=0, le=10)
+    """Left out: 0.7, with momentum 0.9 DiLoCo's published pair. Not for ``average``."""
+    momentum: float | None = Field(default=None, ge=0, lt=1)
+    """Left out: 0.9. Not for ``average``."""
+    delay: int | None = Field(default=None, ge=1, le=1_000_000)
+    """For ``delayed``: rounds of a fragment between two moves of its momentum."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Outer:
+        if self.kind == "average" and (self.lr is not None or self.momentum is not None):
+            key = "momentum" if self.lr is None else "lr"
+            raise self.contradiction("kind: average takes neither lr nor momentum: it is the plain mean", key)
+        if self.kind == "delayed" and self.delay is None:
+            raise self.contradiction("kind: delayed needs delay", "kind")
+        if self.kind != "delayed" and self.delay is not None:
+            raise self.contradiction(f"kind: {self.kind} takes no delay", "delay")
+        return self
 
 
 class Late(Settings):
@@ -218,12 +241,18 @@ class Exchange(Settings):
     """Inner steps in which every fragment is exchanged once."""
     fragments: int = Field(default=4, ge=1)
     """Parts of the model, exchanged one after another over the window."""
+    placement: PlacementRule = "strided"
+    """``strided``: the model's blocks go to fragments in turn. ``consecutive``: in runs of neighbours. ``balanced``:
+    so that fragments are about equal bytes on the wire, for models whose embedding is as heavy as blocks."""
+    warmup: int = Field(default=0, ge=0, le=1_000_000_000)
+    """Steps that the first cell trains alone, while the others wait; then its values are sent to them once, exact,
+    and all train on from there. 0: none."""
     overlap: int = Field(default=5, ge=0)
     """Steps between taking a snapshot and applying the round's result."""
     when: Literal["fixed", "arrival"] = "fixed"
-    """``fixed``: a round is applied at snapshot + overlap. ``arrival`` (not launched yet): as soon as it is there."""
+    """``fixed``: a round is applied at snapshot + overlap. ``arrival``: as soon as it is there, at most then."""
     apply: Literal["carry", "blend"] = "carry"
-    """``carry``: steps made meanwhile are kept whole. ``blend`` (not launched yet): mixed by alpha."""
+    """``carry``: steps made meanwhile are kept whole. ``blend``: mixed by alpha; not in a butterfly."""
     alpha: Share = 0.5
     """For ``blend``: the share of the cell's own value that is kept."""
     codec: CodecName = "int8"
@@ -276,6 +305,14 @@ class Exchange(Settings):
                 "fragments",
                 "window",
             )
+        if self.mode == "butterfly" and self.apply == "blend":
+            raise self.contradiction(
+                "a butterfly moves partners half-way to each other and keeps what was trained meanwhile: "
+                "apply: blend would move the mean of all cells; leave it out",
+                "apply",
+            )
+        if self.warmup and self.mode != "two-site":
+            raise self.contradiction(f"warmup is for mode: two-site, not for {self.mode}", "warmup", "mode")
         return self
 
 
@@ -337,9 +374,51 @@ class Restart(Settings):
 class WorkerRecipe(Settings):
     """The worker processes."""
 
+    command: tuple[str, ...] | None = None
+    """A training script of your own: `[python, train.py, --lr, "1e-3"]`, or the same as one text. No shell. `python`
+    is the interpreter of the site. The script calls `islandctl.attach`; see docs/attach.md. Left out: the built-in
+    training."""
+    files: tuple[str, ...] = ()
+    """Files and folders beside the recipe that the script needs, itself included. Text, at most 1 MiB in all: they
+    travel with the plan to every node."""
+    parameters: int | None = Field(default=None, ge=1)
+    """How many parameters the script's model has. Left out: the plan cannot tell what the links carry."""
     restart: Restart = Restart()
     env: dict[str, str] = Field(default_factory=dict)
     """Extra environment variables."""
+
+    @field_validator("command", mode="before")
+    @classmethod
+    def _command_is_words(cls, command: object) -> object:
+        if not isinstance(command, str):
+            return command
+        try:
+            return tuple(shlex.split(command))
+        except ValueError as error:
+            raise ValueError(f"not a command: {str(error).lower()}") from error
+
+    @field_validator("command")
+    @classmethod
+    def _command_is_python(cls, command: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if command is not None and (len(command) < 2 or command[0] != "python" or command[1:] == ("-m",)):
+            raise ValueError("write `[python, SCRIPT, …]` or `[python, -m, MODULE, …]`")
+        if command is not None and command[1].startswith("-") and command[1] != "-m":
+            raise ValueError(f"'{command[1]}': of python's own options only -m can be given; use worker.env")
+        return command
+
+    @field_validator("files")
+    @classmethod
+    def _files_are_beside(cls, files: tuple[str, ...]) -> tuple[str, ...]:
+        for name in files:
+            if name.startswith(("/", "~")) or ".." in name.split("/"):
+                raise ValueError(f"'{name}' is not beside the recipe; name files and folders there, without ..")
+        return files
+
+    @model_validator(mode="after")
+    def _consistent(self) -> WorkerRecipe:
+        if self.command is None and (self.files or self.parameters):
+            raise self.contradiction("belongs to a command", "files", "parameters")
+        return self
 
 
 class Recipe(Settings):
@@ -347,8 +426,10 @@ class Recipe(Settings):
 
     name: Name
     """Begins the names of runs."""
-    model: ModelRecipe
-    data: DataRecipe
+    model: ModelRecipe | None = None
+    """Required, unless a script of your own trains."""
+    data: DataRecipe | None = None
+    """Required, unless a script of your own trains."""
     training: Training
     exchange: Exchange = Exchange()
     checkpoint: CheckpointRecipe = CheckpointRecipe()
@@ -357,12 +438,49 @@ class Recipe(Settings):
     worker: WorkerRecipe = WorkerRecipe()
     budget: Budget = Budget()
 
+    @property
+    def decoder(self) -> ModelRecipe:
+        """The model of the built-in training, where the recipe has it by rule."""
+        assert self.model is not None
+        return self.model
+
+    @property
+    def text(self) -> DataRecipe:
+        """The text of the built-in training, where the recipe has it by rule."""
+        assert self.data is not None
+        return self.data
+
+    @model_validator(mode="after")
+    def _says_what_trains(self) -> Recipe:
+        """The built-in training is told all; what a script decides by itself would be written here in vain."""
+        needed = {"model": self.model, "data": self.data, "training.optimizer": self.training.optimizer}
+        if self.worker.command is None:
+            for key, value in needed.items():
+                if value is None:
+                    last = key.rpartition(".")[2]
+                    raise self.contradiction(f"key '{last}' is missing (only worker.command does without)", key)
+            return self
+        usual = {
+            "training.schedule": (self.training.schedule, Schedule()),
+            "training.precision": (self.training.precision, "float32"),
+            "training.recompute": (self.training.recompute, "none"),
+            "evaluation": (self.evaluation, Evaluation()),
+        }
+        idle = [key for key, value in needed.items() if value is not None]
+        idle += [key for key, (value, default) in usual.items() if value != default]
+        if idle:
+            raise self.contradiction("means nothing with worker.command: the script decides it; leave it out", *idle)
+        return self
+
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:
-        limit, sequence = self.data.limit_bytes, self.training.sequence
+        limit, sequence = self.data.limit_bytes if self.data else None, self.training.sequence
         if limit is not None and limit <= sequence:
             raise self.contradiction(
                 f"{limit} bytes hold no whole sequence of training.sequence {sequence} and its next byte",
                 "data.limit_bytes",
             )
+        warmup, steps = self.exchange.warmup, self.training.steps
+        if warmup >= steps:
+            raise self.contradiction(f"{warmup} steps must be fewer than training.steps {steps}", "exchange.warmup")
         return self

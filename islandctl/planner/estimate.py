@@ -46,7 +46,9 @@ def resolve(
     cells: tuple[CellPlan, ...],
     known: Mapping[str, tuple[SiteProfile, Accelerator]],
 ) -> Setting:
-    """Put together what the formulas ask for."""
+    """Put together what the formulas ask for; the recipe's number of cells is filled in."""
+    exchange = recipe.exchange.model_copy(update={"cells": len(cells)})
+    recipe = recipe.model_copy(update={"exchange": exchange})
     cells_on = Counter(cell.site for cell in cells)
     return Setting.model_construct(
         recipe=recipe,
@@ -131,7 +133,7 @@ def _alone(setting: Setting, cell: CellPlan, shared: _Shared) -> CellEstimate:
         node_memory_limit=None if on_cpu else _whole_node(site),
         checkpoint_bytes=Figure(
             value=saved, low=saved, high=saved, unit="B", assumed=False,
-            formula=f"weights, {recipe.training.optimizer.kind}, the exchange's state and what is in flight",
+            formula=f"weights, {recipe.training.inner.kind}, the exchange's state and what is in flight",
         ),
         checkpoint_write=storage.write_time(saved, site, cells_on_site, cell.num_ranks),
         text=taken.text,

@@ -56,7 +56,7 @@ def feed(recipe: Recipe, site: SiteProfile, cell: CellPlan, ranks_on_site: int, 
         ranks_on_site: all of them read the whole text at once.
         tokens: the cell's tokens a second.
     """
-    text = held_text(recipe.data)
+    text = held_text(recipe.text)
     load = None
     if text is not None:
         rate = site.storage.read / ranks_on_site if site.storage.read else TOGETHER_BYTES_PER_S

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 from islandctl.config.load import Loaded
@@ -46,15 +47,15 @@ class Shown(Model):
     def comparisons(self) -> tuple[Comparison, ...]:
         """Every figure of every cell."""
         found = []
-        for estimate, seen in zip(self.plan.estimates, self.cells, strict=True):
-            rows: tuple[tuple[str, str, Figure | None, float | None], ...] = (
-                ("memory", "B", estimate.memory_per_rank, seen.memory_bytes),
-                ("step", "s", estimate.step, seen.step_s),
-                ("sent", "B", estimate.bytes_up_per_window, seen.sent),
-                ("fetched", "B", estimate.bytes_down_per_window, seen.fetched),
-                ("exchange", "s", estimate.exchange, seen.exchange_s),
-            )
-            found += [_compared(seen.cell, name, unit, planned, value) for name, unit, planned, value in rows]
+        for seen, estimate in zip_longest(self.cells, self.plan.estimates):  # of a script there is no estimate
+            for name, unit, key, value in (
+                ("memory", "B", "memory_per_rank", seen.memory_bytes),
+                ("step", "s", "step", seen.step_s),
+                ("sent", "B", "bytes_up_per_window", seen.sent),
+                ("fetched", "B", "bytes_down_per_window", seen.fetched),
+                ("exchange", "s", "exchange", seen.exchange_s),
+            ):
+                found.append(_compared(seen.cell, name, unit, getattr(estimate, key, None), value))
         return tuple(found)
 
     @property
@@ -124,7 +125,7 @@ def _same(one: Recipe, other: Recipe, paths: Sequence[str]) -> bool:
 def _at(recipe: Recipe, path: str) -> Any:
     value: Any = recipe
     for key in path.split("."):
-        value = getattr(value, key)
+        value = getattr(value, key, None)
     return value
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from islandctl.config.load import Loaded
 from islandctl.config.recipe import Recipe
 from islandctl.config.site import SiteProfile
-from islandctl.errors import ConfigError
+from islandctl.errors import ConfigError, UsageError
 from islandctl.planner import findings as judge
 from islandctl.planner import speed, utilisation, wan
 from islandctl.planner.advice import MOST_CELLS, changes
@@ -38,9 +38,11 @@ from islandctl.planner.plan import (
 )
 from islandctl.planner.proposals import layout_finding
 from islandctl.planner.relay_place import relay_finding, relay_places
+from islandctl.planner.script import plan_of_script
 from islandctl.planner.simulated import Simulated, simulated
 from islandctl.planner.sweep import Axis, Swept, sweep
 from islandctl.planner.totals import totals
+from islandctl.planner.warmup import warmup_finding
 
 SHOWN = (0.8, 0.95, 0.99)
 """Shares of the time whose bandwidth the plan tells for each method."""
@@ -59,6 +61,8 @@ def make_plan(recipe: Loaded[Recipe], sites: Sequence[Loaded[SiteProfile]], show
     Raises:
         ConfigError: recipe and sites contradict one another, or an accelerator is unknown.
     """
+    if recipe.value.worker.command is not None:
+        return plan_of_script(recipe, sites, make_cells(recipe, sites))
     case = Case(recipe, sites, shown)
     plan, setting = _plan(case)
     return plan.model_copy(
@@ -73,8 +77,9 @@ def sweep_plans(case: Case, axes: Sequence[Axis]) -> Swept:
     """Plan at every point of one or two axes.
 
     Raises:
-        UsageError: see ``sweep``.
+        UsageError: see ``sweep``; or a script trains, of which nothing is known that could be compared.
     """
+    _refuse_script(case)
     return sweep(case, axes, _plan, method_shares)
 
 
@@ -83,8 +88,10 @@ def compare_plans(sets: Sequence[Case], seasonal_share: float) -> Compared:
 
     Raises:
         ConfigError: see ``make_plan``.
-        UsageError: see ``compare``.
+        UsageError: see ``compare``; or a script trains.
     """
+    for case in sets:
+        _refuse_script(case)
     return compare(sets, lambda case: _plan(case)[0], seasonal_share)
 
 
@@ -93,10 +100,16 @@ def simulate_plan(case: Case, seed: int) -> tuple[Plan, Simulated]:
 
     Raises:
         ConfigError: see ``make_plan``.
-        UsageError: a step time is not known.
+        UsageError: a step time is not known, or a script trains.
     """
+    _refuse_script(case)
     plan, setting = _plan(case)
     return plan, simulated(setting, plan, seed)
+
+
+def _refuse_script(case: Case) -> None:
+    if case.recipe.value.worker.command is not None:
+        raise UsageError(f"{case.recipe.at('worker', 'command')}: worker.command: a script's figures are not known")
 
 
 def _plan(case: Case) -> tuple[Plan, Setting]:
@@ -104,15 +117,15 @@ def _plan(case: Case) -> tuple[Plan, Setting]:
     if case.shown is not None:
         sites = tuple(adopted(case.shown, recipe.value, sites))
     cells = make_cells(recipe, sites)
-    counts = parameters(recipe.value.model)
+    counts = parameters(recipe.value.decoder)
     try:
-        fragments = fragment_sizes(recipe.value.model, recipe.value.exchange)
+        fragments = fragment_sizes(recipe.value.decoder, recipe.value.exchange)
     except ValueError as error:
         raise ConfigError(
             f"{recipe.at('exchange', 'fragments')}: exchange.fragments: {error}",
-            hint=f"set exchange.fragments to at most {recipe.value.model.layers}",
+            hint=f"set exchange.fragments to at most {recipe.value.decoder.layers}",
         ) from error
-    unused = unused_pattern(recipe.value.model, recipe.value.exchange)
+    unused = unused_pattern(recipe.value.decoder, recipe.value.exchange)
     if unused is not None:
         raise ConfigError(
             f"{recipe.at('exchange', 'exact')}: exchange.exact: no parameter of the model fits '{unused}'",
@@ -165,6 +178,7 @@ def _findings(plan: Plan, setting: Setting) -> list[Finding]:
         relay_finding(plan.relay_places),
         judge.checkpoint_finding(recipe, plan.totals),
         judge.tunnel_finding(recipe, plan.sites),
+        warmup_finding(recipe, setting.fragments, setting.links, plan.estimates),
     ]
     return [finding for finding in found if finding is not None]
 
@@ -251,4 +265,5 @@ def method_shares(setting: Setting, plan: Plan) -> dict[str, float]:
 def _as_published(plan: Plan) -> utilisation.Job:
     """The model as that simulation sees it: equal layers, and the slowest cell's step."""
     step_s = max(estimate.step.value for estimate in plan.estimates if estimate.step is not None)
-    return utilisation.Job(layers=plan.recipe.model.layers, parameters=plan.parameters_total, step_s=step_s)
+    assert plan.parameters_total is not None
+    return utilisation.Job(layers=plan.recipe.decoder.layers, parameters=plan.parameters_total, step_s=step_s)

@@ -126,15 +126,15 @@ def with_bytes(
     entries: Iterable[Entry],
     fragments: Sequence[FragmentSize],
     *,
-    windows: int,
+    windows: range,
 ) -> list[CellShown]:
     """Bytes of a window, by what the relay has counted for the rounds that the ledger names.
 
-    The last round of a run travels whole and is taken off. Where the relay was started anew its counters cover only
-    a part of the packets, and are taken as that part.
+    What travels whole, after a warm-up and at the end of a run, is taken off. Where the relay was started anew its
+    counters cover only a part of the packets, and are taken as that part.
 
     Args:
-        windows: of the recipe; rounds from this number on are the last ones.
+        windows: the regular ones; in all others values travel whole.
     """
     rounds = [entry for entry in entries if isinstance(entry, Commit) and entry.named]
     window_up = sum(one.with_headers(one.encoded_bytes) for one in fragments)
@@ -146,7 +146,8 @@ def with_bytes(
             names = {part.cell for part in commit.named}
             if cell in names:
                 sent.add(commit, 1)
-            fetched.add(commit, len(names - {cell}))
+            if commit.pair is None or cell in commit.pair:
+                fetched.add(commit, len(names - {cell}))
         if not sent.usual or not seen.packets:
             told.append(one)
             continue
@@ -155,8 +156,8 @@ def with_bytes(
         told.append(
             one.model_copy(
                 update={
-                    "sent": window_up * (seen.bytes_up / part - sent.last) / sent.usual,
-                    "fetched": window_up * partners * (seen.bytes_down / part - fetched.last) / fetched.usual
+                    "sent": window_up * (seen.bytes_up / part - sent.whole) / sent.usual,
+                    "fetched": window_up * partners * (seen.bytes_down / part - fetched.whole) / fetched.usual
                     if fetched.usual
                     else None,
                 }
@@ -166,16 +167,16 @@ def with_bytes(
 
 
 class _Traffic:
-    """Packets and their planned bytes of some rounds: the usual ones, and the last one of the run."""
+    """Packets and their planned bytes of some rounds: the usual ones, and those that travel whole."""
 
-    def __init__(self, fragments: Sequence[FragmentSize], windows: int) -> None:
+    def __init__(self, fragments: Sequence[FragmentSize], windows: range) -> None:
         self._fragments, self._windows = fragments, windows
-        self.packets = self.usual = self.last = 0
+        self.packets = self.usual = self.whole = 0
 
     def add(self, commit: Commit, copies: int) -> None:
         fragment = self._fragments[commit.fragment]
         self.packets += copies * fragment.num_chunks
-        if commit.window >= self._windows:
-            self.last += copies * fragment.with_headers(fragment.final_bytes)
-        else:
+        if commit.window in self._windows:
             self.usual += copies * fragment.with_headers(fragment.encoded_bytes)
+        else:
+            self.whole += copies * fragment.with_headers(fragment.whole_bytes)

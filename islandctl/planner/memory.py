@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from islandctl.config.model import Model
-from islandctl.config.recipe import ModelRecipe, Recipe
+from islandctl.config.recipe import Exchange, ModelRecipe, Recipe
 from islandctl.config.site import Measured, SiteProfile
 from islandctl.planner import optimizer_state
 from islandctl.planner.activations import LOGIT_BYTES, block_bytes, compute_bytes
@@ -19,8 +19,10 @@ WEIGHT_BYTES = 4
 """A parameter, fp32."""
 GRADIENT_BYTES = 4
 """Its gradient, fp32."""
-ANCHOR_BYTES = 12
-"""A parameter in the exchange: fp32 anchor, outer momentum and residual, on the processor."""
+ANCHOR_BYTES = {"average": 8, "nesterov": 12, "delayed": 16}
+"""A parameter in the exchange, on the processor: fp32 anchor, residual, and what the outer optimizer remembers."""
+REFERENCE_BYTES = 8
+"""A parameter in a butterfly, for each of the k partners: fp32 reference and residual."""
 FLIGHT_BYTES = 16
 """A parameter of a fragment in flight: fp32 snapshot, tentative residual, and two decoded packets."""
 PROCESS_BYTES = {"cpu": (0.25e9, 0.35e9, 0.5e9), "gpu": (1.0e9, 2.0e9, 4.0e9)}
@@ -72,7 +74,7 @@ def activation_bytes(recipe: Recipe, layout: Layout) -> int:
     Tensor parallelism (with sequence parallelism) divides it. In a pipeline of S stages every sequence is a
     microbatch, and the first stage holds up to S of them, of its own 1/S of the blocks.
     """
-    model, training = recipe.model, recipe.training
+    model, training = recipe.decoder, recipe.training
     sequences = -(-training.batch // layout.fsdp)
     held = min(layout.pipeline, sequences) if layout.pipeline > 1 else sequences
     at_loss = 1 if layout.pipeline > 1 else sequences
@@ -83,6 +85,15 @@ def activation_bytes(recipe: Recipe, layout: Layout) -> int:
     return training.sequence * per_sequence // layout.tensor
 
 
+def state_bytes(exchange: Exchange) -> int:
+    """What the exchange keeps of a parameter, in memory and in a checkpoint; ``exchange.cells`` is filled in."""
+    if exchange.mode == "none":
+        return 0
+    if exchange.mode == "butterfly":
+        return REFERENCE_BYTES * ((exchange.cells or 2).bit_length() - 1)
+    return ANCHOR_BYTES[exchange.outer.kind]
+
+
 def exchange_bytes(recipe: Recipe, counts: Counts, fragments: tuple[FragmentSize, ...], num_ranks: int) -> int:
     """Processor memory of one rank for the exchange: the state of its chunks, and the fragments in flight."""
     if recipe.exchange.mode == "none":
@@ -90,7 +101,7 @@ def exchange_bytes(recipe: Recipe, counts: Counts, fragments: tuple[FragmentSize
     gap = recipe.exchange.window / recipe.exchange.fragments
     in_flight = min(recipe.exchange.fragments, 1 + int(recipe.exchange.overlap / gap))
     largest = max(fragment.values for fragment in fragments)
-    return -(-(ANCHOR_BYTES * counts.total + FLIGHT_BYTES * in_flight * largest) // num_ranks)
+    return -(-(state_bytes(recipe.exchange) * counts.total + FLIGHT_BYTES * in_flight * largest) // num_ranks)
 
 
 def rank_parts(
@@ -103,14 +114,14 @@ def rank_parts(
     elif recipe.exchange.mode == "none":
         exchange = 0
     else:  # a snapshot brings together one parameter after another
-        exchange = 4 * max(math.prod(tensor.shape) for tensor in tensors(recipe.model)) if ranks > 1 else 0
+        exchange = 4 * max(math.prod(tensor.shape) for tensor in tensors(recipe.decoder)) if ranks > 1 else 0
         exchange += 4 * max(fragment.values for fragment in fragments) // ranks
     return RankMemory(
         weights=-(-WEIGHT_BYTES * counts.total // ranks),
         gradients=-(-GRADIENT_BYTES * counts.total // ranks),
-        optimizer=optimizer_state.rank_bytes(recipe.model, recipe.training.optimizer, layout.fsdp)
+        optimizer=optimizer_state.rank_bytes(recipe.decoder, recipe.training.inner, layout.fsdp)
         // (layout.tensor * layout.pipeline),
-        gathered=gathered_bytes(recipe.model, recipe.training.precision, layout),
+        gathered=gathered_bytes(recipe.decoder, recipe.training.precision, layout),
         activations=activation_bytes(recipe, layout),
         exchange=exchange,
     )

@@ -10,7 +10,7 @@ from islandctl.config.site import SiteProfile
 from islandctl.planner import optimizer_state
 from islandctl.planner.catalogue import CPU
 from islandctl.planner.fragments import FragmentSize
-from islandctl.planner.memory import ANCHOR_BYTES, WEIGHT_BYTES
+from islandctl.planner.memory import WEIGHT_BYTES, state_bytes
 from islandctl.planner.parameters import Counts
 from islandctl.planner.plan import Figure
 
@@ -36,15 +36,13 @@ def saved_bytes(parameters: int, *, weights: float = WEIGHT_BYTES, optimizer: fl
 
 def checkpoint_bytes(recipe: Recipe, counts: Counts, fragments: tuple[FragmentSize, ...], num_ranks: int) -> int:
     """One cell's checkpoint: fp32 weights, inner optimizer's state, the exchange's state and what is in flight."""
-    inner = WEIGHT_BYTES * counts.total + optimizer_state.cell_bytes(
-        recipe.model, recipe.training.optimizer, num_ranks
-    )
+    inner = WEIGHT_BYTES * counts.total + optimizer_state.cell_bytes(recipe.decoder, recipe.training.inner, num_ranks)
     if recipe.exchange.mode == "none":
         return inner
     gap = recipe.exchange.window / recipe.exchange.fragments
     in_flight = min(recipe.exchange.fragments, int(recipe.exchange.overlap / gap) + (recipe.exchange.overlap > 0))
     largest = max(fragment.values for fragment in fragments)
-    return inner + ANCHOR_BYTES * counts.total + FLIGHT_SAVED_BYTES * in_flight * largest
+    return inner + state_bytes(recipe.exchange) * counts.total + FLIGHT_SAVED_BYTES * in_flight * largest
 
 
 def write_time(size: float, site: SiteProfile, cells_on_site: int, num_ranks: int) -> Figure:

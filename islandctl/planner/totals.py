@@ -13,7 +13,8 @@ def totals(setting: Setting, estimates: Sequence[CellEstimate]) -> Totals:
     """Add up the cells' estimates."""
     recipe, sites = setting.recipe, list(setting.sites.values())
     training, window = recipe.training, recipe.exchange.window
-    tokens = float(training.steps) * training.batch * training.sequence * len(setting.cells)
+    steps_of_cells = training.steps * len(setting.cells) - recipe.exchange.warmup * (len(setting.cells) - 1)
+    tokens = float(steps_of_cells) * training.batch * training.sequence
     failures = storage.failures_per_hour(sites)
     between = storage.mean_time_between_failures(failures) if failures is not None and failures.value else None
     window_s = _window_time(window, estimates)

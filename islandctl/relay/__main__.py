@@ -20,7 +20,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from islandctl.errors import ConfigError, IslandError, PreflightError
 from islandctl.relay import glance
-from islandctl.relay.rounds import Refusal
+from islandctl.relay.refusal import Refusal
 from islandctl.relay.server import Server
 from islandctl.relay.service import Service
 from islandctl.relay.settings import RelaySettings, read_settings
@@ -69,6 +69,8 @@ def serve(folder: Path) -> None:
             cells=settings.cells,
             num_fragments=settings.num_fragments,
             late=settings.late,
+            final_window=settings.final_window,
+            seeded=settings.seeded,
             clock=time.monotonic,
         )
         server = Server(service, store, tokens, settings)

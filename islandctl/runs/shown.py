@@ -70,7 +70,7 @@ def _metrics(cell: CellRecord, reach: Reach) -> list[dict[str, Any]]:
 
 
 def _bytes(record: RunRecord, plan: Plan, reach: Reach, cells: list[CellShown]) -> list[CellShown]:
-    if record.relay is None:
+    if record.relay is None or plan.recipe.model is None:  # of a script's model the plan knows no fragments
         return cells
     folder = PurePosixPath(record.relay.folder).parent
     files = [(folder / name, 0, METRICS_BYTES) for name in (NAME, LAST_NAME)]
@@ -81,10 +81,12 @@ def _bytes(record: RunRecord, plan: Plan, reach: Reach, cells: list[CellShown]) 
         return cells
     counted = [Counted(packets=one.packets, bytes_up=one.bytes_up, bytes_down=one.bytes_down) for one in status.cells]
     exchange = plan.recipe.exchange
+    first = 1 if exchange.warmup else 0
+    regular = range(first, first - (exchange.warmup - plan.recipe.training.steps) // exchange.window)
     return with_bytes(
         cells,
         counted,
         ledger_from_file(record, reach),
-        fragment_sizes(plan.recipe.model, exchange),
-        windows=-(-plan.recipe.training.steps // exchange.window),
+        fragment_sizes(plan.recipe.decoder, exchange),
+        windows=regular,
     )

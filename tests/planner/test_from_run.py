@@ -60,7 +60,7 @@ def written(path: Path, clock: list[float], plan: Plan, *, waits: float = 0.0, f
 
 
 def commits(plan: Plan, cells: int = 2) -> list[Commit]:
-    fragments = fragment_sizes(plan.recipe.model, plan.recipe.exchange)
+    fragments = fragment_sizes(plan.recipe.decoder, plan.recipe.exchange)
     last = -(-plan.recipe.training.steps // plan.recipe.exchange.window)
     return [
         Commit(
@@ -83,13 +83,13 @@ def shown(tmp_path: Path, clock: list[float], plan: Plan, *, failures: int = 0, 
         lines.append(parse_lines(written(tmp_path / cell, clock, plan, waits=waits, failures=failures)))
     seen = [cell_shown(cell.name, own) for cell, own in zip(plan.cells, lines, strict=True)]
     seen = with_rounds(seen, [round_times(own) for own in lines])
-    fragments = fragment_sizes(plan.recipe.model, plan.recipe.exchange)
+    fragments = fragment_sizes(plan.recipe.decoder, plan.recipe.exchange)
     sent = WINDOWS * sum(one.with_headers(one.encoded_bytes) for one in fragments)
-    sent += sum(one.with_headers(one.final_bytes) for one in fragments)
+    sent += sum(one.with_headers(one.whole_bytes) for one in fragments)
     packets = (WINDOWS + 1) * sum(one.num_chunks for one in fragments)
     counted = Counted(packets=round(packets * part), bytes_up=int(sent * part), bytes_down=int(sent * part))
     return Shown(
-        run="r1", plan=plan, cells=tuple(with_bytes(seen, [counted] * 2, commits(plan), fragments, windows=16))
+        run="r1", plan=plan, cells=tuple(with_bytes(seen, [counted] * 2, commits(plan), fragments, windows=range(16)))
     )
 
 

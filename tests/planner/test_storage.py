@@ -65,3 +65,15 @@ def test_a_checkpoint_holds_the_exchange(recipe: Any) -> None:
         counts = parameters(value.model)
         size = storage.checkpoint_bytes(value, counts, fragment_sizes(value.model, value.exchange), 8)
         assert size == per_parameter * counts.total
+
+
+@pytest.mark.parametrize(
+    ("outer", "values"), [({"kind": "average"}, 2), ({"kind": "nesterov"}, 3), ({"kind": "delayed", "delay": 4}, 4)]
+)
+def test_a_checkpoint_holds_what_the_outer_optimizer_remembers(
+    recipe: Any, outer: dict[str, Any], values: int
+) -> None:
+    value = recipe(exchange__outer=outer, exchange__overlap=0).value
+    counts = parameters(value.model)
+    size = storage.checkpoint_bytes(value, counts, fragment_sizes(value.model, value.exchange), 8)
+    assert size == (12 + 4 * values) * counts.total

@@ -32,7 +32,10 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunRecord:
     ]
     relay = KeptRecord(name="relay", python="", code="", supervisor="", folder=str(tmp_path / "relay" / "node-0"))
     (tmp_path / "relay").mkdir()
-    return change(create(make.plan(), "demo", launcher_pid=1), cells=tuple(cells), relay=relay)
+    made = make.plan()
+    exchange = made.recipe.exchange.model_copy(update={"fragments": 1})
+    made = made.model_copy(update={"recipe": made.recipe.model_copy(update={"exchange": exchange})})
+    return change(create(made, "demo", launcher_pid=1), cells=tuple(cells), relay=relay)
 
 
 def lines(folder: Path, steps: int, seconds: float) -> None:
@@ -59,7 +62,9 @@ def test_what_one_cell_shows_is_told_without_the_other(record: RunRecord, tmp_pa
 @pytest.mark.parametrize("name", [glance.NAME, glance.LAST_NAME])
 def test_bytes_need_the_relays_counters_and_its_ledger(record: RunRecord, tmp_path: Path, name: str) -> None:
     lines(tmp_path / "east", 5, 0.5)
-    cells = tuple(CellStatus(cell=index, name=name, packets=4, bytes_up=9000) for index, name in enumerate(make.CELLS))
+    cells = tuple(
+        CellStatus(cell=index, name=name, packets=4, bytes_up=9000) for index, name in enumerate(make.CELLS)
+    )
     glance.tell(tmp_path / "relay", make.relay(cells=cells), time.time())
     (tmp_path / "relay" / glance.NAME).rename(tmp_path / "relay" / name)
     assert shown_by(record, lambda _: None).cells[0].sent is None  # no round yet

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,11 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
         yield made
 
 
-def test_a_run_is_held_against_its_plan_and_planned_again(machine: Machine) -> None:
+@pytest.mark.parametrize(
+    "exchange", [{}, {"mode": "butterfly"}, {"warmup": 20}], ids=["usual", "pairs", "warm-up"]
+)
+def test_a_run_is_held_against_its_plan_and_planned_again(machine: Machine, exchange: dict[str, Any]) -> None:
+    machine.changes = {"exchange": exchange}
     assert machine.launch(60, "seen").returncode == 0
     told = machine.islandctl("plan", "--from-run", "seen", "--json")
     assert told.returncode == 0, told.stderr
