@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from islandctl.cli.plan import as_loaded
 from islandctl.config.load import load_recipe, load_site
+from islandctl.errors import UsageError
+from islandctl.planner.change import Case
 from islandctl.planner.file import changed_sources, load_plan, plan_text
-from islandctl.planner.make import make_plan
+from islandctl.planner.from_run import Shown
+from islandctl.planner.make import compare_plans, make_plan, simulate_plan
+from islandctl.planner.measured import CellShown
 from islandctl.planner.plan import Plan, config_hash
 
 ROOT = Path(__file__).parents[2]
@@ -61,3 +66,17 @@ def test_a_budget_in_time_can_be_kept_and_one_in_money_needs_a_price(
     tmp_path: Path, budget: str, feasible: bool
 ) -> None:
     assert made(tmp_path, f"budget: {budget}\n").feasible == feasible
+
+
+def test_what_a_script_needs_cannot_be_played_or_compared(tmp_path: Path) -> None:
+    plan = made(tmp_path)
+    case = Case(load_recipe(tmp_path / "r.yaml"), [load_site(path) for path in SITES])
+    with pytest.raises(UsageError, match="a script's figures are not known"):
+        simulate_plan(case, 0)
+    with pytest.raises(UsageError, match="a script's figures are not known"):
+        compare_plans([case], 0.5)
+    run = Shown(run="r1", plan=plan, cells=tuple(CellShown(cell=cell.name, step_s=0.5) for cell in plan.cells))
+    steps = [one for one in run.comparisons() if one.name == "step"]
+    assert [(one.planned, one.measured, one.within) for one in steps] == [(None, 0.5, None)] * 2
+    recipe, sites = as_loaded(plan)
+    assert make_plan(recipe, sites, run) == plan

@@ -20,9 +20,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
         yield made
 
 
-@pytest.mark.parametrize(
-    "exchange", [{}, {"mode": "butterfly"}, {"warmup": 20}], ids=["usual", "pairs", "warm-up"]
-)
+@pytest.mark.parametrize("exchange", [{}, {"mode": "butterfly"}, {"warmup": 20}], ids=["usual", "pairs", "warm-up"])
 def test_a_run_is_held_against_its_plan_and_planned_again(machine: Machine, exchange: dict[str, Any]) -> None:
     machine.changes = {"exchange": exchange}
     assert machine.launch(60, "seen").returncode == 0
