@@ -315,22 +315,25 @@ def _set_aside(path: Path) -> None:
     path.rename(target)
 
 
-def prune(folder: Path, *, joint: Sequence[tuple[int, int]], keep: int) -> list[Path]:
-    """Delete the checkpoints older than the newest ``keep`` (at least two) joint ones.
+def prune(
+    folder: Path, *, joint: Sequence[tuple[int, int]], keep: int, alone: Sequence[tuple[int, int]] = ()
+) -> list[Path]:
+    """Delete the checkpoints older than the newest ``keep`` (at least two) joint ones, and of ``alone`` the same.
 
     Until there are that many, nothing is deleted; of abandoned attempts only what is older than all of those.
 
     Args:
         joint: (attempt, step) of the joint checkpoints in the run's present history, as the ledger tells them.
+        alone: of those that this cell has made while another one was away, and that no others will join.
 
     Returns:
         The folders deleted.
     """
     keep = max(2, keep)
-    if len(joint) < keep:
-        return []
-    oldest = sorted(joint)[-keep]
-    old = [saved.path for saved in listing(folder) if (saved.attempt, saved.step) < oldest]
+    oldest = sorted(joint)[-keep] if len(joint) >= keep else (0, 0)
+    present = listing(folder)
+    passed = [saved for saved in present if (saved.attempt, saved.step) in set(alone)][keep:]
+    old = [saved.path for saved in present if (saved.attempt, saved.step) < oldest or saved in passed]
     for path in old:
         _set_aside(path)  # a half-deleted folder must not look like a checkpoint
         shutil.rmtree(path.with_name(f".damaged-{path.name}"), ignore_errors=True)

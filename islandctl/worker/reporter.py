@@ -48,7 +48,7 @@ class Reporter:
     Args:
         relay: None for a run without one; then nothing is told, and every own checkpoint counts as joint.
         first: the heartbeat to begin with.
-        checkpoints: the folder to tidy, keeping ``keep`` joint ones.
+        checkpoints: the folder to tidy, keeping ``keep`` (at least two) joint ones.
         spent: whether the budget is used up. Then the relay is asked to stop all cells; without one, this cell stops.
     """
 
@@ -63,13 +63,14 @@ class Reporter:
         spent: Callable[[], bool] = lambda: False,
     ) -> None:
         self._spent = spent
-        self.relay, self.checkpoints, self.keep = relay, checkpoints, keep
+        self.relay, self.checkpoints, self.keep = relay, checkpoints, max(2, keep)
         self.verdict: RelayError | None = None
         """Why the cell must not go on."""
         self.stop_heard = False
         """The ledger has a stop entry of this attempt; without a relay: the budget is used up."""
         self._lineage, self._seq = Lineage(num_cells), -1
         self._joint: list[tuple[int, int]] = []
+        self._alone: list[tuple[int, int]] = []
         self._beat = first
         self._lock = threading.Lock()
         self._to_register: deque[tuple[Saved, tuple[int, ...]]] = deque()
@@ -160,8 +161,8 @@ class Reporter:
                 self._joint.append((saved.attempt, saved.step))
             self._to_register.popleft()
             try:
-                for path in prune(self.checkpoints, joint=self._joint, keep=self.keep):
-                    log.info("removed %s: newer joint checkpoints exist", path.name)
+                for path in prune(self.checkpoints, joint=self._joint, keep=self.keep, alone=self._alone):
+                    log.info("removed %s: newer checkpoints exist", path.name)
             except OSError as error:
                 log.warning("cannot tidy %s: %s", self.checkpoints, error)
 
@@ -172,7 +173,8 @@ class Reporter:
                 self._lineage.add(entry)
                 self.stop_heard |= isinstance(entry, Stop) and entry.attempt == self._beat.attempt
                 self._seq = entry.seq
-        self._joint = [(one.attempt, one.step) for one in self._lineage.joint]
+        self._joint = [(one.attempt, one.step) for one in self._lineage.kept(self.keep)]
+        self._alone = self._lineage.alone(self._beat.cell)
 
 
 def registered(entries: Sequence[Entry], saved: Saved, cell: int) -> bool:

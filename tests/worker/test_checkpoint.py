@@ -309,3 +309,12 @@ def test_only_what_is_older_than_the_kept_joint_ones_is_removed(tmp_path: Path) 
     saved(tmp_path, 35, attempt=2)
     prune(tmp_path, joint=[(1, 20), (2, 25), (2, 35)], keep=2)
     assert [(each.attempt, each.step) for each in listing(tmp_path)] == [(2, 35), (2, 25)]
+
+
+def test_of_what_a_cell_made_alone_the_newest_are_kept(tmp_path: Path) -> None:
+    for step in (10, 20, 30, 40, 50, 60):
+        saved(tmp_path, step)
+    alone = [(1, 30), (1, 40), (1, 50)]
+    assert prune(tmp_path, joint=[(1, 10), (1, 20)], keep=2, alone=alone[:2]) == []
+    assert prune(tmp_path, joint=[(1, 10), (1, 20)], keep=2, alone=alone) == [tmp_path / "step-00000030-attempt-1"]
+    assert [each.step for each in listing(tmp_path)] == [60, 50, 40, 20, 10]
