@@ -15,6 +15,7 @@ from islandctl.errors import CheckpointError, IslandError, RelayError
 from islandctl.exchange.island import Hurried
 from islandctl.ledger.entries import Halt
 from islandctl.relay.client import RelayClient
+from islandctl.relay.messages import UNSAVED
 from islandctl.worker import checkpoint as checkpoints
 from islandctl.worker import tensors as disk
 from islandctl.worker.cell import Cell
@@ -245,7 +246,7 @@ class Worker:
             with self.reporter.doing("checkpointing"):
                 saved = checkpoints.write(self.checkpoint_folder, state, self.cell.tensors() | own, self.ranks)
         except CheckpointError as error:
-            message = f"no checkpoint at step {self.step}: {error.message}"
+            message = f"{UNSAVED} {self.step}: {error.message}"
             log.error("%s; the last one stands, and the next is tried as planned (is the disk full?)", message)
             self.note("checkpoint", error=error.message)
             self.reporter.update(message=message)

@@ -21,7 +21,7 @@ from islandctl.errors import RelayError, UnreachableError
 from islandctl.ledger.entries import Checkpoint, Entry, Stop
 from islandctl.ledger.joint import Lineage
 from islandctl.relay.messages import Heartbeat
-from islandctl.worker.checkpoint import Saved, prune
+from islandctl.worker.checkpoint import Saved, prune, unsaved
 from islandctl.worker.outcome import FINAL_CODES
 
 log = logging.getLogger(__name__)
@@ -72,6 +72,8 @@ class Reporter:
         self._joint: list[tuple[int, int]] = []
         self._alone: list[tuple[int, int]] = []
         self._beat = first
+        self._unsaved = unsaved(checkpoints, first.attempt)
+        """Told as long as there is nothing else to tell: an earlier life may have left it so."""
         self._lock = threading.Lock()
         self._to_register: deque[tuple[Saved, tuple[int, ...]]] = deque()
         self._wake, self._closing = threading.Event(), threading.Event()
@@ -99,6 +101,7 @@ class Reporter:
         """Tell the relay of a whole checkpoint, as soon as it can be reached."""
         with self._lock:
             self._to_register.append((saved, tuple(versions)))
+            self._unsaved = unsaved(self.checkpoints, self._beat.attempt)
         self._wake.set()
 
     def close(self, *, wait_s: float) -> bool:
@@ -132,7 +135,8 @@ class Reporter:
             self._register_all()
             self._follow(self.relay)
             with self._lock:
-                beat = self._beat.model_copy(update={"spent": self._spent()})
+                told = {"spent": self._spent(), "message": self._beat.message or self._unsaved}
+                beat = self._beat.model_copy(update=told)
             self.relay.heartbeat(beat)
         except UnreachableError as error:
             if not self._silent:
