@@ -12,7 +12,7 @@ from islandctl.config.codec import FACTS, CodecName, Rounding, block_trouble, ro
 from islandctl.config.model import Name, Settings
 from islandctl.config.placement import PlacementRule
 from islandctl.config.site import Bandwidth, RoundTrip, checked_address
-from islandctl.config.units import Seconds, Share, parse_seconds, within
+from islandctl.config.units import Seconds, Share, Size, parse_seconds, within
 
 Deadline = Annotated[Seconds, within(parse_seconds, least="1 ms", most="30 d")]
 """A time to wait: more than nothing."""
@@ -79,7 +79,7 @@ class DataRecipe(Settings):
     """Files that count inside folders."""
     held_out: Annotated[Share, Field(gt=0, lt=1)] = 0.05
     """Share of the files (chosen by a hash of their content) kept out of training for evaluation."""
-    limit_bytes: int | None = Field(default=None, ge=1)
+    limit_bytes: Size | None = None
     """Read at most this much text, for rehearsals."""
 
     @field_validator("paths")
