@@ -314,7 +314,8 @@ class CheckpointRecipe(Settings):
     every: Steps = 100
     """Steps."""
     keep: int = Field(default=2, ge=1)
-    """Joint checkpoints kept; two, so that one damaged file is not the end."""
+    """Joint checkpoints kept, at least two, so that one damaged file is not the end. While another cell is away, as
+    many of those that no other cell has are kept beside them."""
 
 
 class Evaluation(Settings):

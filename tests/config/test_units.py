@@ -147,6 +147,12 @@ def test_a_size_under_a_key_that_says_bytes_may_go_without_its_unit() -> None:
     for written, num_bytes in sizes.items():
         data = DataRecipe.model_validate({"paths": ["python-stdlib"], "limit_bytes": written})
         assert data.model_dump(mode="json")["limit_bytes"] == num_bytes  # a run's hash is over this
-    for wrong, says in (("4", "has no unit"), (0, "zero"), (True, "quantity"), (1.5, "quantity"), ("4 Mb", "ambiguous")):
+    for wrong, says in (
+        ("4", "has no unit"),
+        (0, "zero"),
+        (True, "quantity"),
+        (1.5, "has no unit"),
+        ("4 Mb", "ambiguous"),
+    ):
         with pytest.raises(ValidationError, match=says):
             DataRecipe.model_validate({"paths": ["python-stdlib"], "limit_bytes": wrong})
