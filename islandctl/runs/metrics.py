@@ -23,7 +23,8 @@ def heartbeat_from(content: bytes, *, cell: int, attempt: int, steps: int, begin
     last: dict[str, dict[str, Any]] = {}
     trained: dict[int, dict[str, Any]] = {}
     evaluations: dict[int, float] = {}
-    newest, saved = "", {}
+    newest = ""
+    saved: dict[str, Any] = {}
     for line in content.split(b"\n"):
         entry = _entry(line)
         if entry is None or entry["attempt"] > attempt:
