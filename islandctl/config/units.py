@@ -242,3 +242,8 @@ def _three(number: float) -> str:
         return f"{number:.0f}"
     text = f"{number:.3g}"
     return text if "e" not in text else f"{number:.6f}".rstrip("0").rstrip(".")
+
+
+Deadline = Annotated[Seconds, within(parse_seconds, least="1 ms", most="30 d")]
+"""A time to wait: more than nothing."""
+Steps = Annotated[int, Field(ge=1, le=1_000_000_000)]

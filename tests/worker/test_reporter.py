@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from islandctl.config.recipe import Late
+from islandctl.config.exchange import Late
 from islandctl.errors import RelayError, UnreachableError
 from islandctl.ledger.entries import Checkpoint, Entry
 from islandctl.relay.inprocess import InProcessRelay, InProcessTransport
