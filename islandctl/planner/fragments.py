@@ -6,9 +6,10 @@ from fnmatch import fnmatchcase
 from functools import cache
 
 from islandctl.config.codec import FACTS, CodecName, body_bytes
+from islandctl.config.exchange import Exchange
 from islandctl.config.model import Model
 from islandctl.config.placement import place, weight
-from islandctl.config.recipe import Exchange, ModelRecipe
+from islandctl.config.recipe import ModelRecipe
 from islandctl.ledger.packet import PacketHeader, pack
 from islandctl.planner.parameters import NamedParameter, named_parameters
 

@@ -9,7 +9,10 @@ from pydantic import ConfigDict, Field
 from islandctl.config.model import Model
 from islandctl.ledger.joint import JointCheckpoint
 
-__all__ = ["CellStatus", "Heartbeat", "JointCheckpoint", "RelayStatus"]
+__all__ = ["UNSAVED", "CellStatus", "Heartbeat", "JointCheckpoint", "RelayStatus"]
+
+UNSAVED = "no checkpoint at step"
+"""So begins the message of a cell whose last checkpoint could not be written."""
 
 
 class Heartbeat(Model):

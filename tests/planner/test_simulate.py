@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from islandctl.config.recipe import Exchange, Late
+from islandctl.config.exchange import Exchange, Late
 from islandctl.errors import UsageError
 from islandctl.planner import chance
 from islandctl.planner.change import Case

@@ -104,3 +104,15 @@ def test_a_failed_checkpoint_is_told_until_one_succeeds() -> None:
     beat = heartbeat_from(lines(TRAIN, bad, good), cell=0, attempt=1, steps=10)
     assert beat is not None
     assert beat.message == ""
+
+
+def test_a_checkpoint_that_is_owed_stays_so_over_the_workers_lives() -> None:
+    failed = {"kind": "checkpoint", "attempt": 1, "step": 6, "error": "the disk is full"}
+    start = {"kind": "start", "attempt": 1, "step": 0}
+    beat = heartbeat_from(lines(TRAIN, failed, start), cell=0, attempt=1, steps=10)
+    assert beat is not None
+    assert (beat.step, beat.message) == (0, "no checkpoint at step 6: the disk is full")
+    good = {"kind": "checkpoint", "attempt": 1, "step": 6, "path": "step-6"}
+    beat = heartbeat_from(lines(TRAIN, failed, start, good), cell=0, attempt=1, steps=10)
+    assert beat is not None
+    assert beat.message == ""

@@ -329,3 +329,11 @@ def test_a_run_that_its_budget_stopped_says_so_and_how_to_go_on() -> None:
     assert (view.state, view.detail) == ("stopped", reason)
     assert view.hint.startswith("islandctl resume ")
     assert "--budget" in view.hint
+
+
+def test_a_cell_without_checkpoints_is_amiss_and_says_what_to_do() -> None:
+    beats = {0: make.heartbeat(0), 1: make.heartbeat(1, message="no checkpoint at step 30: /data: No space left")}
+    view = look(make.facts(relay=make.relay(beats)))
+    assert (view.state, view.detail) == ("degraded", "west: no checkpoint at step 30: /data: No space left")
+    assert view.hint == "free space on west/local below /data; the next one is tried as planned"
+    assert view.eta_s is not None
