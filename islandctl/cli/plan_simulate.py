@@ -29,8 +29,8 @@ def show(plan: Plan, played: Simulated) -> None:
     row("failures", "lost: away, repeated and skipped", played.lost_s, seconds_text)
     row("runs", "time to the end", played.duration_s, seconds_text)
     console.print(table)
-    planned = plan.totals.computing
-    beside = f" (planned, without anything going wrong: {planned.value:.1%})" if planned is not None else ""
+    planned = [one.computing.value for one in plan.estimates if one.computing is not None]
+    beside = f" (planned, without anything going wrong: {sum(planned) / len(planned):.1%})" if planned else ""
     console.print(Text(f"trains {played.computing_mean:.1%} of the time{beside}"))
     console.print(
         Text(
@@ -53,7 +53,11 @@ def _percent(share: float) -> str:
 
 
 def _title(plan: Plan, played: Simulated) -> str:
-    text = f"{plan.recipe.name}: {played.cells} cells, {played.windows:,} windows"
+    text = f"{plan.recipe.name}: {_number(played.cells, 'cell')}, {_number(played.windows, 'window')}"
     if played.windows < played.windows_planned:
         text += f" of {played.windows_planned:,}"
-    return f"{text}, played {played.runs} time{'s' * (played.runs > 1)} from seed {played.seed}"
+    return f"{text}, played {_number(played.runs, 'time')} from seed {played.seed}"
+
+
+def _number(count: int, word: str) -> str:
+    return f"{count:,} {word}{'s' * (count != 1)}"
