@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from islandctl.relay.messages import Heartbeat
+from islandctl.relay.messages import NO_CHECKPOINT, Heartbeat
 
 MAX_EVALUATIONS = 60
 
@@ -45,7 +45,7 @@ def heartbeat_from(content: bytes, *, cell: int, attempt: int, steps: int, begin
     known = train or trained.get(step, {})
     ended, saved = last.get("end", {}).get("outcome"), last.get("checkpoint", {})
     state: Any = ended if ended in ("finished", "stopped", "failed") else "training" if train else "starting"
-    message = f"no checkpoint at step {saved['step']}: {saved['error']}" if saved.get("error") else ""
+    message = f"{NO_CHECKPOINT}{saved['step']}: {saved['error']}" if saved.get("error") else ""
     waits = newest == "waiting"
     if waits:
         state, message = "waiting", f"waits: {last[newest].get('reason', '')}"
@@ -65,6 +65,15 @@ def heartbeat_from(content: bytes, *, cell: int, attempt: int, steps: int, begin
         message=message,
         life=str(last.get("start", {}).get("life", "")),
     )
+
+
+def newest_time(content: bytes) -> float | None:
+    """When the newest whole line was written: seconds since 1970, by the site's clock. None: no line tells."""
+    for line in reversed(content.split(b"\n")):
+        entry = _entry(line)
+        if entry is not None and isinstance(entry.get("time"), (int, float)):
+            return float(entry["time"])
+    return None
 
 
 def _entry(line: bytes) -> dict[str, Any] | None:

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 Phase = Literal["launching", "launched", "stopping", "stopped", "failed"]
 """What the controller last did: ``failed`` means the launch did not get as far as the workers."""
+FAILED = "failed: "
+"""How the reason begins in the record of a run whose workers failed."""
+FINISHED = "finished"
+"""The reason in the record of a run that is through its steps."""
 
 
 class NodeRecord(Model):
@@ -113,7 +117,7 @@ class RunRecord(Model):
     attempt: int = 1
     phase: Phase = "launching"
     reason: str = ""
-    """Why the phase is what it is, when that needs a word."""
+    """Why the phase is what it is, when that needs a word. While ``launched``: how the run was seen to have ended."""
     launcher_pid: int = 0
     """The process that launches; only read while the phase is ``launching``."""
     relay_url: str = ""
@@ -138,9 +142,47 @@ class RunRecord(Model):
         return bool(self.relay_url and self.nodes) and all(node.relay_url for node in self.nodes)
 
     @property
+    def last_known(self) -> str:
+        """As a command last saw it: the phase, or how the run came out."""
+        if self.reason == FINISHED:
+            return FINISHED
+        if self.phase == "launched" and self.reason:
+            return "failed" if self.reason.startswith(FAILED) else "stopped"
+        return self.phase
+
+    @property
     def gives_way(self) -> bool:
         """The launch failed before it had started anything anywhere: another one may take the name."""
         return self.phase == "failed" and self.relay is None
+
+
+class Listed(Model):
+    """One run in the list of all runs."""
+
+    run: str
+    """Its name."""
+    created: str
+    """UTC, ISO 8601."""
+    last_known: str
+    """As a command last saw it: `finished`, `stopped` or `failed` once it was seen so, else the phase."""
+    phase: Phase
+    """What the controller last did; see below."""
+    reason: str
+    """Why, when that needs a word; of a launched run how it was seen to have ended."""
+    attempt: int
+    """Counts the resumes, from 1."""
+    config_hash: str
+    """Of what decides the result: recipe and cells."""
+    plan_hash: str
+    """Of the whole plan."""
+    sites: tuple[str, ...]
+    """Sites of its cells."""
+
+    @classmethod
+    def of(cls, record: RunRecord) -> Listed:
+        """The record's line."""
+        known = {key: getattr(record, key) for key in cls.model_fields if key != "sites"}
+        return cls(**known, sites=tuple(dict.fromkeys(cell.site for cell in record.cells)))
 
 
 def now() -> str:
