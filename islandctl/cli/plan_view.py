@@ -32,8 +32,9 @@ def show(plan: Plan, *, command: str, settings: Sequence[str] = ()) -> None:
     if settings:
         console.print(Text(f"with {', '.join(settings)}", style="bold"))
     console.print(_sites(plan))
-    console.print(_cells(plan))
-    console.print(Text(_LEGEND, style="dim"))
+    if plan.estimates:
+        console.print(_cells(plan))
+        console.print(Text(_LEGEND, style="dim"))
     for line in _total_lines(plan):
         console.print(line)
     if plan.constraints:
@@ -60,8 +61,13 @@ def _title(plan: Plan) -> Text:
     recipe, training, exchange = plan.recipe, plan.recipe.training, plan.recipe.exchange
     text = Text()
     text.append(recipe.name, style="bold")
-    text.append(f"  {recipe.model.kind}, {count_text(plan.parameters_total)} parameters")
-    if plan.recipe.model.kind == "moe":
+    if recipe.worker.command is not None:
+        text.append(f"  {' '.join(recipe.worker.command)}")
+    elif recipe.model is not None:
+        text.append(f"  {recipe.model.kind}")
+    if plan.parameters_total is not None:
+        text.append(f", {count_text(plan.parameters_total)} parameters")
+    if recipe.model is not None and recipe.model.kind == "moe" and plan.parameters_active is not None:
         text.append(f", {count_text(plan.parameters_active)} active")
     text.append(f"; {training.steps:,} steps of {training.batch * training.sequence:,} tokens a cell\n")
     if exchange.mode == "none":
@@ -143,7 +149,7 @@ def _total_lines(plan: Plan) -> list[Text]:
             f"{count_text(totals.tokens_per_s.value)} tokens/s; the cell that waits most trains "
             f"{_percent_span(totals.computing)} of the time"
         )
-    if plan.estimates[0].bytes_up_per_window.value and plan.estimates[0].link_share is not None:
+    if plan.estimates and plan.estimates[0].bytes_up_per_window.value and plan.estimates[0].link_share is not None:
         lines.append(_window_line(plan))
     if totals.between_failures is not None:
         text = f"one failure in {seconds_span(totals.between_failures)} (assumed)"

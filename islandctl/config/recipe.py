@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -163,7 +164,8 @@ class Training(Settings):
     recompute: Literal["none", "selective", "full"] = "none"
     """Activations computed again in the backward pass instead of kept: those that are cheap to compute, or all but
     the blocks' inputs. Other than ``none``: planned, not launched yet."""
-    optimizer: Optimizer
+    optimizer: Optimizer | None = None
+    """Required, unless a script of your own trains."""
     schedule: Schedule = Schedule()
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Of the first values, the order of the data and the rounding of packets."""
@@ -180,6 +182,12 @@ class Training(Settings):
                 f"a warm-up of {self.warmup} steps never ends in a training of {self.steps}", "schedule.warmup"
             )
         return self
+
+    @property
+    def inner(self) -> Optimizer:
+        """The optimizer of the built-in loop, where the recipe has it by rule."""
+        assert self.optimizer is not None
+        return self.optimizer
 
 
 class Outer(Settings):
@@ -358,9 +366,51 @@ class Restart(Settings):
 class WorkerRecipe(Settings):
     """The worker processes."""
 
+    command: tuple[str, ...] | None = None
+    """A training script of your own: `[python, train.py, --lr, "1e-3"]`, or the same as one text. No shell. `python`
+    is the interpreter of the site. The script calls `islandctl.attach`; see docs/attach.md. Left out: the built-in
+    training."""
+    files: tuple[str, ...] = ()
+    """Files and folders beside the recipe that the script needs, itself included. Text, at most 1 MiB in all: they
+    travel with the plan to every node."""
+    parameters: int | None = Field(default=None, ge=1)
+    """How many parameters the script's model has. Left out: the plan cannot tell what the links carry."""
     restart: Restart = Restart()
     env: dict[str, str] = Field(default_factory=dict)
     """Extra environment variables."""
+
+    @field_validator("command", mode="before")
+    @classmethod
+    def _command_is_words(cls, command: object) -> object:
+        if not isinstance(command, str):
+            return command
+        try:
+            return tuple(shlex.split(command))
+        except ValueError as error:
+            raise ValueError(f"not a command: {str(error).lower()}") from error
+
+    @field_validator("command")
+    @classmethod
+    def _command_is_python(cls, command: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if command is not None and (len(command) < 2 or command[0] != "python" or command[1:] == ("-m",)):
+            raise ValueError("write `[python, SCRIPT, …]` or `[python, -m, MODULE, …]`")
+        if command is not None and command[1].startswith("-") and command[1] != "-m":
+            raise ValueError(f"'{command[1]}': of python's own options only -m can be given; use worker.env")
+        return command
+
+    @field_validator("files")
+    @classmethod
+    def _files_are_beside(cls, files: tuple[str, ...]) -> tuple[str, ...]:
+        for name in files:
+            if name.startswith(("/", "~")) or ".." in name.split("/"):
+                raise ValueError(f"'{name}' is not beside the recipe; name files and folders there, without ..")
+        return files
+
+    @model_validator(mode="after")
+    def _consistent(self) -> WorkerRecipe:
+        if self.command is None and (self.files or self.parameters):
+            raise self.contradiction("belongs to a command", "files", "parameters")
+        return self
 
 
 class Recipe(Settings):
@@ -368,8 +418,10 @@ class Recipe(Settings):
 
     name: Name
     """Begins the names of runs."""
-    model: ModelRecipe
-    data: DataRecipe
+    model: ModelRecipe | None = None
+    """Required, unless a script of your own trains."""
+    data: DataRecipe | None = None
+    """Required, unless a script of your own trains."""
     training: Training
     exchange: Exchange = Exchange()
     checkpoint: CheckpointRecipe = CheckpointRecipe()
@@ -378,9 +430,43 @@ class Recipe(Settings):
     worker: WorkerRecipe = WorkerRecipe()
     budget: Budget = Budget()
 
+    @property
+    def decoder(self) -> ModelRecipe:
+        """The model of the built-in training, where the recipe has it by rule."""
+        assert self.model is not None
+        return self.model
+
+    @property
+    def text(self) -> DataRecipe:
+        """The text of the built-in training, where the recipe has it by rule."""
+        assert self.data is not None
+        return self.data
+
+    @model_validator(mode="after")
+    def _says_what_trains(self) -> Recipe:
+        """The built-in training is told all; what a script decides by itself would be written here in vain."""
+        needed = {"model": self.model, "data": self.data, "training.optimizer": self.training.optimizer}
+        if self.worker.command is None:
+            for key, value in needed.items():
+                if value is None:
+                    last = key.rpartition(".")[2]
+                    raise self.contradiction(f"key '{last}' is missing (only worker.command does without)", key)
+            return self
+        usual = {
+            "training.schedule": (self.training.schedule, Schedule()),
+            "training.precision": (self.training.precision, "float32"),
+            "training.recompute": (self.training.recompute, "none"),
+            "evaluation": (self.evaluation, Evaluation()),
+        }
+        idle = [key for key, value in needed.items() if value is not None]
+        idle += [key for key, (value, default) in usual.items() if value != default]
+        if idle:
+            raise self.contradiction("means nothing with worker.command: the script decides it; leave it out", *idle)
+        return self
+
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:
-        limit, sequence = self.data.limit_bytes, self.training.sequence
+        limit, sequence = self.data.limit_bytes if self.data else None, self.training.sequence
         if limit is not None and limit <= sequence:
             raise self.contradiction(
                 f"{limit} bytes hold no whole sequence of training.sequence {sequence} and its next byte",

@@ -99,6 +99,7 @@ class Island:
             self.schedule,
             self.map,
             cell=cell,
+            num_cells=num_cells,
             ranks=self._ranks,
             shards=self._shards,
             courier=self._courier,

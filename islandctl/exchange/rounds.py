@@ -41,6 +41,7 @@ class Rounds:
         fragments: FragmentMap,
         *,
         cell: int,
+        num_cells: int,
         ranks: Ranks,
         shards: Shards,
         courier: Courier,
@@ -50,6 +51,7 @@ class Rounds:
         self._schedule = schedule
         self._map = fragments
         self._cell = cell
+        self._alone = num_cells == 1
         self._ranks = ranks
         self._shards = shards
         self._courier = courier
@@ -195,7 +197,7 @@ class Rounds:
         learning is in the anchor, and nothing is owed. Nor after the seed, where all take over the values that the
         ledger names: those of an earlier life can be another training altogether.
         """
-        state = self.states[p]
+        state, own_step = self.states[p], self._is_own_step(p, mine, prepared)
         for c, result in prepared.items():
             assert result.own is not None
             if mine is None or self._schedule.is_seed(mine.window):
@@ -209,7 +211,22 @@ class Rounds:
             _install(state, c, result)
         if mine is not None:
             self._measure(p, prepared, mine.vector)
-        self._take_over(p, mine, blend=self._settings.apply == "blend")
+        if not own_step:
+            self._take_over(p, mine, blend=self._settings.apply == "blend")
+
+    def _is_own_step(self, p: int, mine: Flight | None, prepared: dict[int, Prepared]) -> bool:
+        """A run of one cell, whose anchor has done just what the cell itself had done: its value stays as it is.
+
+        Otherwise anchor − (anchor − value), in fp32 not always the value, would change its last bit. Collective.
+        """
+        if not self._alone or mine is None or self._settings.apply != "carry":
+            return False
+        state = self.states[p]
+        changed = any(
+            state.residual[c].any() or not torch.equal(result.anchor, torch.sub(state.anchor[c], mine.vector[c]))
+            for c, result in prepared.items()
+        )
+        return self._ranks.most([int(changed)]) == [0]
 
     @torch.no_grad()
     def _go_along(self, p: int, mine: Flight | None, prepared: dict[int, Prepared], window: int) -> None:
@@ -243,7 +260,9 @@ class Rounds:
 
     @torch.no_grad()
     def take_anchors(self) -> None:
-        """Every value becomes its anchor: the end of the run."""
+        """Every value becomes its anchor: the end of the run. One cell alone has nobody to be equal with."""
+        if self._alone:
+            return
         for fragment, state in zip(self._map.fragments, self.states, strict=True):
             for name, anchor in self._shards.scatter(fragment, state.anchor):
                 self._shards.local(name).copy_(anchor)

@@ -172,7 +172,7 @@ def _more_bandwidth(plan: Plan, site: str) -> list[str]:
 
 def _more_fragments(case: Case) -> Sequence[int]:
     exchange = case.recipe.value.exchange
-    return range(exchange.fragments + 1, min(case.recipe.value.model.layers, exchange.window) + 1)
+    return range(exchange.fragments + 1, min(case.recipe.value.decoder.layers, exchange.window) + 1)
 
 
 def _smaller_codecs(codec: CodecName) -> list[str]:

@@ -127,7 +127,7 @@ def _alone(setting: Setting, cell: CellPlan, shared: _Shared) -> CellEstimate:
         node_memory_limit=None if on_cpu else _whole_node(site),
         checkpoint_bytes=Figure(
             value=saved, low=saved, high=saved, unit="B", assumed=False,
-            formula=f"weights, {recipe.training.optimizer.kind}, the exchange's state and what is in flight",
+            formula=f"weights, {recipe.training.inner.kind}, the exchange's state and what is in flight",
         ),
         checkpoint_write=storage.write_time(saved, site, cells_on_site, cell.num_ranks),
     )  # fmt: skip

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from islandctl.config.load import Loaded
 from islandctl.config.recipe import Recipe
 from islandctl.config.site import SiteProfile
-from islandctl.errors import ConfigError
+from islandctl.errors import ConfigError, UsageError
 from islandctl.planner import findings as judge
 from islandctl.planner import utilisation, wan
 from islandctl.planner.advice import MOST_CELLS, changes
@@ -24,6 +24,7 @@ from islandctl.planner.limits import not_yet
 from islandctl.planner.parameters import parameters
 from islandctl.planner.plan import Finding, MethodRow, Plan, config_hash
 from islandctl.planner.proposals import layout_finding
+from islandctl.planner.script import plan_of_script
 from islandctl.planner.sweep import Axis, Swept, sweep
 from islandctl.planner.totals import totals
 from islandctl.planner.warmup import warmup_finding
@@ -42,6 +43,8 @@ def make_plan(recipe: Loaded[Recipe], sites: Sequence[Loaded[SiteProfile]]) -> P
     Raises:
         ConfigError: recipe and sites contradict one another, or an accelerator is unknown.
     """
+    if recipe.value.worker.command is not None:
+        return plan_of_script(recipe, sites, make_cells(recipe, sites))
     case = Case(recipe, sites)
     plan, setting = _plan(case)
     return plan.model_copy(
@@ -56,23 +59,25 @@ def sweep_plans(case: Case, axes: Sequence[Axis]) -> Swept:
     """Plan at every point of one or two axes.
 
     Raises:
-        UsageError: see ``sweep``.
+        UsageError: see ``sweep``; or a script trains, of which nothing is known that could be compared.
     """
+    if case.recipe.value.worker.command is not None:
+        raise UsageError(f"{case.recipe.at('worker', 'command')}: worker.command: a script's figures are not known")
     return sweep(case, axes, _plan, method_shares)
 
 
 def _plan(case: Case) -> tuple[Plan, Setting]:
     recipe, sites = case.recipe, case.sites
     cells = make_cells(recipe, sites)
-    counts = parameters(recipe.value.model)
+    counts = parameters(recipe.value.decoder)
     try:
-        fragments = fragment_sizes(recipe.value.model, recipe.value.exchange)
+        fragments = fragment_sizes(recipe.value.decoder, recipe.value.exchange)
     except ValueError as error:
         raise ConfigError(
             f"{recipe.at('exchange', 'fragments')}: exchange.fragments: {error}",
-            hint=f"set exchange.fragments to at most {recipe.value.model.layers}",
+            hint=f"set exchange.fragments to at most {recipe.value.decoder.layers}",
         ) from error
-    unused = unused_pattern(recipe.value.model, recipe.value.exchange)
+    unused = unused_pattern(recipe.value.decoder, recipe.value.exchange)
     if unused is not None:
         raise ConfigError(
             f"{recipe.at('exchange', 'exact')}: exchange.exact: no parameter of the model fits '{unused}'",
@@ -175,4 +180,5 @@ def method_shares(setting: Setting, plan: Plan) -> dict[str, float]:
 def _as_published(plan: Plan) -> utilisation.Job:
     """The model as that simulation sees it: equal layers, and the slowest cell's step."""
     step_s = max(estimate.step.value for estimate in plan.estimates if estimate.step is not None)
-    return utilisation.Job(layers=plan.recipe.model.layers, parameters=plan.parameters_total, step_s=step_s)
+    assert plan.parameters_total is not None
+    return utilisation.Job(layers=plan.recipe.decoder.layers, parameters=plan.parameters_total, step_s=step_s)

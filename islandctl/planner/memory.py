@@ -72,7 +72,7 @@ def activation_bytes(recipe: Recipe, layout: Layout) -> int:
     Tensor parallelism (with sequence parallelism) divides it. In a pipeline of S stages every sequence is a
     microbatch, and the first stage holds up to S of them, of its own 1/S of the blocks.
     """
-    model, training = recipe.model, recipe.training
+    model, training = recipe.decoder, recipe.training
     sequences = -(-training.batch // layout.fsdp)
     held = min(layout.pipeline, sequences) if layout.pipeline > 1 else sequences
     at_loss = 1 if layout.pipeline > 1 else sequences
@@ -105,14 +105,14 @@ def rank_parts(
     elif recipe.exchange.mode == "none":
         exchange = 0
     else:  # a snapshot brings together one parameter after another
-        exchange = 4 * max(math.prod(tensor.shape) for tensor in tensors(recipe.model)) if ranks > 1 else 0
+        exchange = 4 * max(math.prod(tensor.shape) for tensor in tensors(recipe.decoder)) if ranks > 1 else 0
         exchange += 4 * max(fragment.values for fragment in fragments) // ranks
     return RankMemory(
         weights=-(-WEIGHT_BYTES * counts.total // ranks),
         gradients=-(-GRADIENT_BYTES * counts.total // ranks),
-        optimizer=optimizer_state.rank_bytes(recipe.model, recipe.training.optimizer, layout.fsdp)
+        optimizer=optimizer_state.rank_bytes(recipe.decoder, recipe.training.inner, layout.fsdp)
         // (layout.tensor * layout.pipeline),
-        gathered=gathered_bytes(recipe.model, recipe.training.precision, layout),
+        gathered=gathered_bytes(recipe.decoder, recipe.training.precision, layout),
         activations=activation_bytes(recipe, layout),
         exchange=exchange,
     )

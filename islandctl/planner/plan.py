@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Literal
+
+from pydantic import Field
 
 from islandctl.config.model import Model, Name
 from islandctl.config.recipe import Recipe
@@ -165,9 +168,13 @@ class Plan(Model):
     config_hash: str
     sources: dict[str, str]
     """File path → blake3 of its text, for every profile and the recipe."""
-    parameters_total: int
-    parameters_active: int
+    files: dict[str, str] = Field(default_factory=dict)
+    """The script's files as they were, by their path beside the recipe."""
+    parameters_total: int | None
+    """None: a script's, and not told."""
+    parameters_active: int | None
     estimates: tuple[CellEstimate, ...]
+    """One a cell; none where a script trains."""
     totals: Totals
     constraints: tuple[Constraint, ...] = ()
     """The scarcest first: the first is the weakest link, the second the one behind it."""
@@ -191,10 +198,12 @@ class Plan(Model):
         return next(site for site in self.sites if site.name == name)
 
 
-def config_hash(recipe: Recipe, cells: tuple[str, ...]) -> str:
-    """The hash of what decides the weights: model, data, training, exchange, and the cells' names.
+def config_hash(recipe: Recipe, cells: tuple[str, ...], files: Mapping[str, str] | None = None) -> str:
+    """The hash of what decides the weights: model, data, training, exchange, the script, and the cells' names.
 
     Two runs with equal hashes learn the same; a packet or checkpoint of another hash is refused.
     """
     parts = recipe.model_dump(mode="json", include={"model", "data", "training", "exchange"})
+    if recipe.worker.command is not None:
+        parts |= {"command": list(recipe.worker.command), "files": dict(files or {})}
     return digest(canonical_json({**parts, "cells": list(cells)}))

@@ -18,7 +18,7 @@ MOST = 3
 def layouts(setting: Setting, cell: CellPlan) -> Iterator[Layout]:
     """Layouts with all ranks of the cell, those that talk least first: tensor parallelism stays on a node, stages
     hold whole blocks, and every sharing rank has a sequence."""
-    ranks, model, batch = cell.num_ranks, setting.recipe.model, setting.recipe.training.batch
+    ranks, model, batch = cell.num_ranks, setting.recipe.decoder, setting.recipe.training.batch
     for expert in _powers(ranks if model.experts else 1):
         for tensor in _powers(cell.nodes[0].num_ranks):
             for pipeline in _powers(min(ranks, model.layers)):

@@ -49,7 +49,7 @@ def step_work(recipe: Recipe, counts: Counts) -> Work:
     et al. 2020, PaLM appendix B). Computed again with ``selective``: every second product, 2·(d·k + d² + A·d·h) a
     layer; with ``full``: the whole forward pass of the blocks, a third of their FLOP.
     """
-    model, training = recipe.model, recipe.training
+    model, training = recipe.decoder, recipe.training
     tokens = float(training.batch * training.sequence)
     products = 6.0 * (counts.active - counts.head)
     attention = 6.0 * model.layers * model.width * training.sequence
@@ -103,9 +103,9 @@ def step_time(
     work = step_work(recipe, counts)
     rank_s = _matrix_s(work, accelerator, fp8=fp8) / cell.num_ranks
     memory_s = _memory_s(work, accelerator) / cell.num_ranks
-    worst, best = EFFICIENCY[recipe.model.kind]
+    worst, best = EFFICIENCY[recipe.decoder.kind]
     traffic, words = traffic_s(recipe, counts, site, accelerator, cell)
-    slow_traffic, layers = traffic / NETWORK_SHARE, recipe.model.layers
+    slow_traffic, layers = traffic / NETWORK_SHARE, recipe.decoder.layers
     low = max(rank_s / best + memory_s, traffic) + traffic / layers
     high = max(max(rank_s / worst + memory_s, slow_traffic) + slow_traffic / layers, layers * LAUNCH_S)
     return Figure(
@@ -135,7 +135,7 @@ def _memory_s(work: Work, accelerator: Accelerator) -> float:
 
 def arithmetic_s(recipe: Recipe, counts: Counts, accelerator: Accelerator, cell: CellPlan) -> float:
     """Seconds of a step that products (at the middle of their efficiency) and memory take by themselves."""
-    work, (worst, best) = step_work(recipe, counts), EFFICIENCY[recipe.model.kind]
+    work, (worst, best) = step_work(recipe, counts), EFFICIENCY[recipe.decoder.kind]
     matrix = _matrix_s(work, accelerator, fp8=False) * (1 / worst + 1 / best) / 2
     return (matrix + _memory_s(work, accelerator)) / cell.num_ranks
 

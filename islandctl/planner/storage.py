@@ -36,9 +36,7 @@ def saved_bytes(parameters: int, *, weights: float = WEIGHT_BYTES, optimizer: fl
 
 def checkpoint_bytes(recipe: Recipe, counts: Counts, fragments: tuple[FragmentSize, ...], num_ranks: int) -> int:
     """One cell's checkpoint: fp32 weights, inner optimizer's state, the exchange's state and what is in flight."""
-    inner = WEIGHT_BYTES * counts.total + optimizer_state.cell_bytes(
-        recipe.model, recipe.training.optimizer, num_ranks
-    )
+    inner = WEIGHT_BYTES * counts.total + optimizer_state.cell_bytes(recipe.decoder, recipe.training.inner, num_ranks)
     if recipe.exchange.mode == "none":
         return inner
     gap = recipe.exchange.window / recipe.exchange.fragments

@@ -16,6 +16,7 @@ from islandctl.errors import ConfigError, ExchangeError, RelayError, Unreachable
 from islandctl.ledger.entries import ENTRY, Entry
 from islandctl.ledger.packet import read_header
 from islandctl.relay.messages import Heartbeat, RelayStatus
+from islandctl.relay.models import outline
 
 CONNECT_S = 15.0
 """One handshake; generous, since links across an ocean take seconds."""
@@ -37,6 +38,7 @@ _HINTS = {
     "halted": "islandctl status shows why; islandctl resume goes back to the newest joint checkpoint",
     "foreign": "cell and relay do not belong to the same run and recipe",
     "held_out": "make data.paths hold the same files at every site",
+    "model": "run the same script, with the same settings, at every site",
     "disk": "free space on the relay's disk; cells try again",
 }
 
@@ -151,6 +153,15 @@ class RelayClient:
             RelayError: code ``held_out``: another cell evaluates on another text.
         """
         self._ask("POST", "/v1/heartbeat", content=heartbeat.model_dump_json().encode(), timeout=self._soon())
+
+    def tell_model(self, attempt: int, parameters: Sequence[tuple[str, Sequence[int]]]) -> None:
+        """Tell what this cell's model consists of, (name, shape) pairs; once.
+
+        Raises:
+            RelayError: code ``model``: another cell holds another one; the message names a parameter.
+        """
+        told = outline(attempt, parameters)
+        self._ask("POST", "/v1/model", content=told.model_dump_json().encode())
 
     def register_checkpoint(self, step: int, manifest: str, versions: Sequence[int], attempt: int) -> Entry:
         """Tell that this cell's checkpoint is whole on its disk. The same again gives the same entry.

@@ -6,13 +6,18 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from islandctl.config.recipe import Late
+from islandctl.config.recipe import Exchange, Late
 from islandctl.errors import ExchangeError, RelayError
+from islandctl.ledger.configuration import exchange_hash
 from islandctl.ledger.entries import Entry
 from islandctl.ledger.packet import PacketHeader, digest, unpack
 from islandctl.relay.messages import Heartbeat, RelayStatus
+from islandctl.relay.models import outline
 from islandctl.relay.refusal import Refusal
 from islandctl.relay.service import Place, Service
+
+POLL_S = 0.1
+"""The longest wait for an entry, and with it the time that closing a cell may take."""
 
 
 class MemoryArchive:
@@ -67,6 +72,9 @@ class InProcessRelay:
         archive: MemoryArchive | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.run, self.config_hash, self.num_cells = run, config_hash, len(cells)
+        self.exchange: Exchange | None = None
+        """How the cells exchange, where that is all they must agree on."""
         self.archive = archive or MemoryArchive()
         self.clock = clock
         self._changed = threading.Condition()
@@ -82,12 +90,21 @@ class InProcessRelay:
         )
         self.service.on_entry(self._wake)
 
+    @classmethod
+    def of(cls, exchange: Exchange, num_cells: int, *, run: str = "in-process") -> InProcessRelay:
+        """A relay for cells in this process that need no recipe: they agree on the exchange alone."""
+        cells = [f"cell-{cell}" for cell in range(num_cells)]
+        named, seeded = exchange_hash(exchange, num_cells), exchange.warmup > 0
+        relay = cls(run, named, cells, exchange.fragments, late=exchange.late, seeded=seeded)
+        relay.exchange = exchange
+        return relay
+
     def _wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
 
     def transport(self, cell: int) -> InProcessTransport:
-        """The relay as ``cell`` sees it; fulfils ``exchange.transport.Transport``."""
+        """The relay as ``cell`` sees it, for ``islandctl.attach``; fulfils ``exchange.transport.Transport``."""
         return InProcessTransport(self, cell)
 
     def status(self) -> RelayStatus:
@@ -129,6 +146,8 @@ class InProcessTransport:
         self._relay = relay
         self._service = relay.service
         self.cell = cell
+        self.run, self.config_hash, self.num_cells = relay.run, relay.config_hash, relay.num_cells
+        self.exchange = relay.exchange
 
     def put(self, packet: bytes) -> None:
         """Store one packet, once. See ``Transport.put``."""
@@ -159,8 +178,8 @@ class InProcessTransport:
         return packet
 
     def entries(self, after: int, wait_s: float) -> Sequence[Entry]:
-        """Ledger entries with seq > ``after``. See ``Transport.entries``."""
-        return self._relay.wait(after, wait_s, 1000)
+        """See ``Transport.entries``. Waits briefly: asking again costs little here."""
+        return self._relay.wait(after, min(wait_s, POLL_S), 1000)
 
     def heartbeat(self, heartbeat: Heartbeat) -> None:
         """Tell a sign of life.
@@ -170,6 +189,17 @@ class InProcessTransport:
         """
         try:
             self._service.heartbeat(heartbeat)
+        except Refusal as refusal:
+            raise _error(refusal) from refusal
+
+    def tell_model(self, attempt: int, parameters: Sequence[tuple[str, Sequence[int]]]) -> None:
+        """Tell what this cell's model consists of, (name, shape) pairs.
+
+        Raises:
+            RelayError: ``model``.
+        """
+        try:
+            self._service.model(self.cell, outline(attempt, parameters))
         except Refusal as refusal:
             raise _error(refusal) from refusal
 

@@ -18,6 +18,7 @@ from islandctl.ledger.chain import START, seal
 from islandctl.ledger.entries import Entry, Genesis
 from islandctl.ledger.packet import PacketHeader
 from islandctl.relay.messages import CellStatus, Heartbeat, RelayStatus
+from islandctl.relay.models import Outline, difference
 from islandctl.relay.refusal import Refusal
 from islandctl.relay.rounds import Rounds, Welcome
 
@@ -81,6 +82,7 @@ class Service:
         self._listeners: list[Callable[[], None]] = []
         self._heartbeats: dict[int, tuple[Heartbeat, float]] = {}
         self._still_since: dict[int, float] = {}
+        self._models: dict[int, Outline] = {}
         self._packets: dict[int, int] = defaultdict(int)
         self.bytes_up: dict[int, int] = defaultdict(int)
         self.bytes_down: dict[int, int] = defaultdict(int)
@@ -256,6 +258,22 @@ class Service:
             rounds = self._rounds
             if heartbeat.spent and heartbeat.attempt == rounds.attempt and not (rounds.stopping or rounds.halted):
                 self._settle(rounds.stop(BY_BUDGET))
+
+    def model(self, cell: int, outline: Outline) -> None:
+        """Keep what a cell's model consists of. Kept in memory only: every life of a cell tells it again.
+
+        Raises:
+            Refusal: ``model``: another cell of this attempt holds another one; the message names a parameter.
+        """
+        with self._lock:
+            cells = self._rounds.genesis.cells
+            for other, known in self._models.items():
+                if other == cell or known.attempt != outline.attempt:
+                    continue
+                text = difference(known, outline, (cells[other], cells[cell]))
+                if text:
+                    raise Refusal("model", f"cells {cells[other]} and {cells[cell]} hold different models: {text}")
+            self._models[cell] = outline
 
     def checkpoint(self, attempt: int, cell: int, step: int, manifest: str, versions: tuple[int, ...]) -> Entry:
         """See ``Rounds.checkpoint``."""

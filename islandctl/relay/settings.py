@@ -19,6 +19,8 @@ class Limits(Model):
     """Of one packet. The default chunk is 16 MiB in fp32; sixteen times that leaves room for larger ones."""
     json_bytes: int = Field(default=1 << 20, ge=1)
     """Of a JSON body. A checkpoint's versions and a heartbeat's series take a few kB."""
+    model_bytes: int = Field(default=64 << 20, ge=1)
+    """Of the list of a model's parameters: some hundred bytes each."""
     header_deadline: Seconds = 30.0
     """From a connection's start, or a request's first byte, to the end of the request's header."""
     body_grace: Seconds = 60.0

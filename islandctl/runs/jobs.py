@@ -39,11 +39,14 @@ def worker_job(record: RunRecord, plan: Plan, node: NodeRecord, *, master: tuple
     site = plan.site(node.site)
     cell = record.cells[node.cell]
     folder = CellFolder(PurePosixPath(node.cell_folder))
+    script = (plan.recipe.worker.command or ())[1:]
     env = {
         "PYTHONPATH": node.code,
         "PYTHONUNBUFFERED": "1",
         "ISLANDCTL_RELAY_URL": node.relay_url,
         "ISLANDCTL_NODE_FOLDER": node.folder,
+        "ISLANDCTL_CELL": str(cell.index),
+        "ISLANDCTL_NUM_CELLS": str(len(record.cells)),
     }
     if site.gpu.type == "cpu":
         env["OMP_NUM_THREADS"] = str(max(1, site.cpu.cores // node.num_ranks))
@@ -51,8 +54,8 @@ def worker_job(record: RunRecord, plan: Plan, node: NodeRecord, *, master: tuple
         run=record.run,
         mark=record.mark,
         name=f"{cell.name}/node-{node.index}",
-        argv=(*_torchrun(node, len(cell.nodes), master), "-m", "islandctl.worker", node.cell_folder),
-        cwd=node.cell_folder,
+        argv=(*_torchrun(node, len(cell.nodes), master), "-m", "islandctl.worker", node.cell_folder, *script),
+        cwd=str(folder.script) if plan.files else node.cell_folder,
         env={**env, **plan.recipe.worker.env},
         setup=site.environment.setup,
         outcome=str(folder.outcome),

@@ -74,7 +74,8 @@ def start(plan: Plan, run: str | None, say: Say) -> RunRecord:
 def _prepare(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> RunRecord:
     """Connect to every host and put code and environment there; each host once."""
     places = list(dict.fromkeys((cell.site, node.host) for cell in plan.cells for node in cell.nodes))
-    bundle, needs = make_bundle(), worker_needs(plan.recipe.training.optimizer.kind)
+    optimizer = plan.recipe.training.optimizer
+    bundle, needs = make_bundle(), worker_needs(optimizer.kind if optimizer else "")
 
     def one(place: tuple[str, str]) -> Prepared:
         host = reach.host(*place)

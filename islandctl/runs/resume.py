@@ -20,6 +20,7 @@ from islandctl.fleet.supervisor import span
 from islandctl.ledger.entries import Rewind
 from islandctl.ledger.joint import joint_checkpoints, unjoined
 from islandctl.planner.budget import budget_seconds
+from islandctl.planner.file import changed_sources
 from islandctl.planner.plan import Plan
 from islandctl.runs import record as records
 from islandctl.runs.checkpoints import read_ledger, verify
@@ -29,7 +30,7 @@ from islandctl.runs.network import restart_relay, silent
 from islandctl.runs.reach import Reach, Say, demand, each
 from islandctl.runs.record import NodeRecord, RunRecord
 from islandctl.runs.relay import client
-from islandctl.runs.sources import check_recipe
+from islandctl.runs.sources import check_recipe, script_notes
 from islandctl.runs.stop import end_everything
 from islandctl.runs.workers import restart_workers, start_workers, write_cells
 
@@ -53,7 +54,8 @@ def resume(
         UnreachableError: a node or the relay cannot be asked. Nothing has been changed then.
     """
     records.check_plan_of(record, plan)
-    for note in check_recipe(plan, lambda path: _changed_recipe(plan, path), run=record.run):
+    notes = check_recipe(plan, lambda path: _changed_recipe(plan, path), run=record.run)
+    for note in notes + script_notes(plan, changed_sources(plan)):
         say(f"note: {note}")
     with (
         only_one(RunFolder.of(record.run).root / "lock", f"islandctl resume {record.run}"),

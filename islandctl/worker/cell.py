@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from islandctl.config.job import CellJob
@@ -51,7 +49,7 @@ class Cell:
         torch.manual_seed(training.seed)
         self.recipe, self.ranks = job.recipe, ranks
         with torch.device("meta"):
-            model = Decoder(job.recipe.model)
+            model = Decoder(job.recipe.decoder)
         self.model = build(model, ranks, seed=training.seed, precision=training.precision)
         self.parameters = parameters(self.model)
         self.inner = InnerOptimizer(self.parameters, training)
@@ -96,7 +94,7 @@ class Cell:
             )
         tokens_per_rank = self.tokens_per_step / ranks.size
         balance = balance_loss(counts_LE, routing.probs_LE, tokens_per_rank)
-        torch.autograd.backward(nats / tokens_per_rank + self.recipe.model.balance * balance)
+        torch.autograd.backward(nats / tokens_per_rank + self.recipe.decoder.balance * balance)
         grad_norm, lr = self.inner.step(step)
         mean_balance = ranks.total(balance.detach().clone()) / ranks.size
         return StepResult(loss, float(mean_balance), grad_norm, lr)
@@ -119,21 +117,3 @@ class Cell:
             self.model.reshard()  # FSDP2 keeps the root gathered until a backward pass; the seed may come before it
         num_bytes = self.held_out[:, 1:].numel()
         return float(ranks.total(nats)) / (math.log(2) * num_bytes)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Model and optimizer as they lie in memory, by their keys in a checkpoint."""
-        model = {f"model/{name}": parameter.detach() for name, parameter in self.parameters.items()}
-        return model | {f"optimizer/{name}": tensor for name, tensor in self.inner.tensors().items()}
-
-    def random_states(self) -> dict[str, Tensor]:
-        """This rank's random states, uint8."""
-        states = {"rng/cpu": torch.get_rng_state()}
-        if self.ranks.device.type == "cuda":
-            states["rng/cuda"] = torch.cuda.get_rng_state(self.ranks.device)
-        return states
-
-    def restore_random_states(self, own: Mapping[str, Tensor]) -> None:
-        """Set what ``random_states`` gave."""
-        torch.set_rng_state(own["rng/cpu"])
-        if "rng/cuda" in own and self.ranks.device.type == "cuda":
-            torch.cuda.set_rng_state(own["rng/cuda"], self.ranks.device)

@@ -68,8 +68,6 @@ class TrainingState(Model):
     attempt: int
     step: int
     tokens: int
-    cursor: dict[str, int]
-    """Epoch and position in the cell's sequences."""
     versions: tuple[int, ...]
     """Of every fragment."""
     held_out_hash: str

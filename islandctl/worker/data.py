@@ -227,13 +227,13 @@ class Sequences:
         self.consumed += batch
         return cut(self.text, numbers, self.sequence)
 
-    def state(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, int]:
         """The cursor: epoch and position (sequences of this cell) in it."""
         return {"epoch": self.consumed // self.per_epoch, "position": self.consumed % self.per_epoch}
 
-    def restore(self, state: dict[str, int]) -> None:
-        """Go to a cursor that ``state`` gave."""
-        self.consumed = state["epoch"] * self.per_epoch + state["position"]
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Go to a cursor that ``state_dict`` gave."""
+        self.consumed = state_dict["epoch"] * self.per_epoch + state_dict["position"]
 
 
 def held_out_sequences(text: Bytes, *, sequence: int, count: int) -> torch.Tensor:

@@ -3,7 +3,8 @@
 Every line has ``kind``, ``attempt``, ``step`` and ``time`` (seconds since 1970, for people). Kinds:
 
     start       the loop begins: checkpoint (its name, or empty), num_ranks, life (as the supervisor counts)
-    train       one step: loss (nats per token), balance, grad_norm, lr, tokens (so far), tokens_per_s
+    train       one step: tokens (so far), tokens_per_s, and what the loop tells; the built-in one: loss (nats per
+                token), balance, grad_norm, lr
     eval        held-out text: bits_per_byte
     waiting     the loop stands still: reason; until the next line of another kind
     exchange    rounds so far: what the exchange counts (applied, skipped, late, …)

@@ -28,6 +28,9 @@ CASE = [f"{ROOT}/recipes/case-study-32b.yaml", "--site", f"{ROOT}/site-profiles/
 CASE += ["--site", f"{ROOT}/site-profiles/asia-gb300.yaml"]
 
 
+FOREIGN = [f"{ROOT}/recipes/foreign/recipe.yaml", *DEMO[1:]]
+
+
 def run(*argv: str) -> tuple[str, IslandError | None]:
     """Standard output, and the error that the main program would report."""
     app = typer.Typer()
@@ -46,6 +49,18 @@ def test_the_table_stays_within_a_hundred_columns(argv: list[str]) -> None:
     assert max(len(line) for line in lines[:-1]) <= 100
     assert "\x1b" not in output
     assert lines[-1].startswith("feasible")
+
+
+def test_of_a_script_it_shows_who_runs_where_and_what_it_cannot_know() -> None:
+    output, error = run("plan", *FOREIGN)
+    assert error is None
+    assert output.startswith("foreign  python train.py --lr 3e-3, 134 k parameters; 400 steps")
+    assert "! worker.command: a script trains: what it needs of memory and time is not known to the plan" in output
+    assert "memory a rank" not in output
+    assert run("plan", *FOREIGN, "--explain")[1] is None
+    _, error = run("plan", *FOREIGN, "--sweep", "exchange.window=10..40")
+    assert isinstance(error, UsageError)
+    assert "a script's figures are not known" in error.message
 
 
 def test_the_case_study_shows_its_share_of_the_link() -> None:

@@ -23,12 +23,12 @@ def test_sizes_agree(name: str, placement: PlacementRule, exact: tuple[str, ...]
     recipe = shipped(name)[0].value
     exchange = recipe.exchange.model_copy(update={"exact": exact, "placement": placement})
     with torch.device("meta"):
-        named = [(key, tuple(value.shape)) for key, value in Decoder(recipe.model).named_parameters()]
+        named = [(key, tuple(value.shape)) for key, value in Decoder(recipe.decoder).named_parameters()]
     made = fragment_map(
         named, exchange.fragments, exchange.chunk, exact, placement=placement, codec=exchange.codec
     ).fragments
-    planned = fragment_sizes(recipe.model, exchange)
-    assert sum(fragment.numel for fragment in made) == parameters(recipe.model).total
+    planned = fragment_sizes(recipe.decoder, exchange)
+    assert sum(fragment.numel for fragment in made) == parameters(recipe.decoder).total
     assert [(f.numel, len(f.chunks), sum(c.numel for c in f.chunks if c.exact)) for f in made] == [
         (size.values, size.num_chunks, size.small) for size in planned
     ]

@@ -71,7 +71,7 @@ def test_the_worker_keeps_as_much(kind: Kind, shipped: Any) -> None:
         pytest.importorskip("pytorch_optimizer", reason="the extra `soap` is not installed")
     recipe = shipped("demo")[0].value
     training = recipe.training.model_copy(update={"optimizer": optimizer(kind)})
-    inner = InnerOptimizer(dict(Decoder(recipe.model).named_parameters()), training)
+    inner = InnerOptimizer(dict(Decoder(recipe.decoder).named_parameters()), training)
     kept = sum(tensor.numel() * 4 for name, tensor in inner.tensors().items() if tensor.ndim and "step" not in name)
-    assert kept == rank_bytes(recipe.model, training.optimizer, 1)
+    assert kept == rank_bytes(recipe.decoder, training.optimizer, 1)
     assert torch.float32 in {tensor.dtype for tensor in inner.tensors().values()}

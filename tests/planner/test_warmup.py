@@ -17,7 +17,7 @@ LINKS = {
 
 def test_the_model_goes_up_once_and_down_to_the_slowest(shipped: Callable[..., Any]) -> None:
     recipe = shipped("demo")[0].value
-    sizes = fragment_sizes(recipe.model, recipe.exchange)
+    sizes = fragment_sizes(recipe.decoder, recipe.exchange)
     assert warmup_finding(recipe, sizes, LINKS, [Estimate(2.0)]) is None  # type: ignore[list-item]
     exchange = recipe.exchange.model_copy(update={"warmup": 30})
     recipe = recipe.model_copy(update={"exchange": exchange})

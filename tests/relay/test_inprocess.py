@@ -124,3 +124,22 @@ def test_a_halt_stops_all_puts() -> None:
         office.transport(0).put(packet(0))
     assert refused.value.code == "halted"
     assert office.status().halted == "anchors differ"
+
+
+def test_different_models_are_refused_by_the_first_parameter_that_differs() -> None:
+    office = relay()
+    usa, asia = office.transport(0), office.transport(1)
+    usa.tell_model(1, [("b", (2,)), ("a", (3, 4))])
+    usa.tell_model(1, [("a", (3, 4)), ("b", (3,))])  # a later life of the same cell
+    asia.tell_model(1, [("b", (3,)), ("a", (3, 4))])
+    for other, text in (
+        ([("a", (3, 4))], "parameter 'b': its shape is \\(3,\\) in usa, asia has no such parameter"),
+        (
+            [("b", (3,)), ("a", (3, 5))],
+            "parameter 'a': its shape is \\(3, 4\\) in usa, its shape is \\(3, 5\\) in asia",
+        ),
+    ):
+        with pytest.raises(RelayError, match=text) as refused:
+            asia.tell_model(1, other)
+        assert refused.value.code == "model"
+    asia.tell_model(2, [("c", (1,))])  # another attempt

@@ -33,3 +33,16 @@ def test_several_nodes_meet_at_the_first() -> None:
     assert "--master-port=29411" in job.argv
     assert "--node-rank=0" in job.argv
     assert "--standalone" not in job.argv
+
+
+def test_a_script_runs_in_its_own_folder_and_is_told_which_cell_it_is() -> None:
+    record, built_in = make.record(), make.plan()
+    worker = built_in.recipe.worker.model_copy(update={"command": ("python", "own/train.py", "--lr", "1")})
+    recipe = built_in.recipe.model_copy(update={"worker": worker})
+    script = built_in.model_copy(update={"recipe": recipe, "files": {"own/train.py": "pass"}})
+    job = worker_job(record, script, record.nodes[1], master=None)
+    assert job.argv[-5:] == ("islandctl.worker", "/data/runs/demo/west", "own/train.py", "--lr", "1")
+    assert job.cwd == "/data/runs/demo/west/script"
+    assert (job.env["ISLANDCTL_CELL"], job.env["ISLANDCTL_NUM_CELLS"]) == ("1", "2")
+    there = script.model_copy(update={"files": {}})
+    assert worker_job(record, there, record.nodes[1], master=None).cwd == "/data/runs/demo/west"

@@ -44,7 +44,6 @@ def state(step: int = 10, attempt: int = 1) -> TrainingState:
         attempt=attempt,
         step=step,
         tokens=100,
-        cursor={"epoch": 0, "position": 5},
         versions=(1, 1),
         held_out_hash="h",
         bits_per_byte=((0, 8.0), (10, 3.0)),

@@ -137,7 +137,7 @@ def test_a_restored_cursor_goes_on_exactly(batches: list[int], cut: int) -> None
     for batch in batches[:cut]:
         interrupted.take(batch)
     resumed = sequences()
-    resumed.restore(interrupted.state())
+    resumed.load_state_dict(interrupted.state_dict())
     for batch, want in zip(batches[cut:], expected[cut:], strict=True):
         assert torch.equal(resumed.take(batch), want)
 

@@ -234,6 +234,7 @@ def test_a_signal_is_heard_while_a_round_is_waited_for(begin: Begin, text: Path)
         assert first.outcome()["outcome"] == "stopped"
         assert first.outcome()["step"] == 6
         assert first.checkpoints() == ["step-00000006-attempt-1"]
+    assert "removed" not in whole.cells[0].log(rank=1)  # only rank 0 knows what is joint
     assert [outcome["outcome"] for outcome in run.run()] == ["finished", "finished"]
     for cell, untouched in zip(run.cells, whole.cells, strict=True):
         assert equal(cell, untouched)
