@@ -33,7 +33,7 @@ class StopReport(Found):
     finished: bool = False
     """The run was through its steps: there is nothing to resume."""
     checkpoint: int | None = None
-    """Step of the newest joint checkpoint, when the relay or its file could tell."""
+    """Step of the newest joint checkpoint; null: there is none, or the relay's files cannot be read."""
     troubles: tuple[str, ...] = ()
     """What did not go in good order, though nothing is left of it."""
     spent: bool = False
@@ -72,8 +72,10 @@ def stop(
         if not over:
             seen = record.reason if record.phase == "launched" else ""
             record = records.change(record, phase="stopping", reason=_came_out(record, reach) or seen or reason)
-        checkpoint = _together(record, reach, say, deadline_s) if record.reached_workers else None
+        if record.reached_workers:
+            _together(record, reach, say, deadline_s)
         report = end_everything(record, plan, reach, say)
+        checkpoint = _newest_joint(record, reach)  # cells that were ended one by one have saved only now
         finished = record.reason == FINISHED or (not over and _came_out(record, reach) == FINISHED)
         if not over and not report.exit_code:
             records.change(record, phase="stopped", reason=FINISHED if finished else record.reason)
@@ -141,33 +143,29 @@ def _came_out(record: RunRecord, reach: Reach) -> str:
     return next((state.reason for state in known if state.reason.startswith(BY_BUDGET)), "")
 
 
-def _together(record: RunRecord, reach: Reach, say: Say, deadline_s: float) -> int | None:
-    """Ask the cells through the relay to checkpoint and end together; wait for it. Gives the joint step."""
-    if deadline_s > 0 and _living(record, reach):
-        try:
-            with client(record) as relay:
-                if not _has_trained(relay.status(), record.attempt):
-                    say("no cell has trained yet: there is nothing to checkpoint")
-                    return None
-                relay.stop(record.reason)
-        except IslandError as error:
-            say(f"the relay cannot pass the word on ({error.message}); ending the workers one by one")
-        else:
-            say("the cells checkpoint at the next commit and end")
-            _wait(record, reach, say, deadline_s)
-    return _newest_joint(record, reach)
+def _together(record: RunRecord, reach: Reach, say: Say, deadline_s: float) -> None:
+    """Ask the cells through the relay to checkpoint and end together; wait for it."""
+    if deadline_s <= 0 or not _living(record, reach):
+        return
+    try:
+        with client(record) as relay:
+            if not _has_trained(relay.status(), record.attempt):
+                say("no cell has trained yet: there is nothing to checkpoint")
+                return
+            relay.stop(record.reason)
+    except IslandError as error:
+        say(f"the relay cannot pass the word on ({error.message}); ending the workers one by one")
+        return
+    say("the cells checkpoint at the next commit and end")
+    _wait(record, reach, say, deadline_s)
 
 
 def _newest_joint(record: RunRecord, reach: Reach) -> int | None:
-    """The step of the newest joint checkpoint: the relay's word, or what its file holds when it has ended."""
+    """The step of the newest joint checkpoint, as the ledger's file has it."""
     try:
-        with client(record) as relay:
-            joint = relay.status().joint_checkpoints
-    except IslandError:
-        try:
-            joint = tuple(joint_checkpoints(ledger_from_file(record, reach), len(record.cells)))
-        except (IslandError, ValidationError):  # a report goes without it
-            return None
+        joint = joint_checkpoints(ledger_from_file(record, reach), len(record.cells))
+    except (IslandError, ValidationError):  # the report goes without it
+        return None
     return joint[-1].step if joint else None
 
 
