@@ -23,7 +23,8 @@ def runs(
 
     from islandctl.cli import output
     from islandctl.cli.look import age, brief, table
-    from islandctl.runs.record import Listed, load_all, names
+    from islandctl.runs.listed import Listed
+    from islandctl.runs.record import load_all, names
 
     records = load_all()
     for name in sorted(set(names()) - {record.run for record in records}):
