@@ -191,7 +191,7 @@ class Training(Settings):
 
 
 class Outer(Settings):
-    """The optimizer that moves the anchor."""
+    """The optimizer that moves the anchor. A butterfly has no anchor, and uses none of it."""
 
     kind: Literal["nesterov", "average", "delayed"] = "nesterov"
     """``nesterov``: SGD with Nesterov momentum. ``average``: the mean of the cells' values. ``delayed``: Nesterov
@@ -248,9 +248,9 @@ class Exchange(Settings):
     overlap: int = Field(default=5, ge=0)
     """Steps between taking a snapshot and applying the round's result."""
     when: Literal["fixed", "arrival"] = "fixed"
-    """``fixed``: a round is applied at snapshot + overlap. ``arrival`` (not launched yet): as soon as it is there."""
+    """``fixed``: a round is applied at snapshot + overlap. ``arrival``: as soon as it is there, at most then."""
     apply: Literal["carry", "blend"] = "carry"
-    """``carry``: steps made meanwhile are kept whole. ``blend`` (not launched yet): mixed by alpha."""
+    """``carry``: steps made meanwhile are kept whole. ``blend``: mixed by alpha; not in a butterfly."""
     alpha: Share = 0.5
     """For ``blend``: the share of the cell's own value that is kept."""
     codec: CodecName = "int8"
@@ -302,6 +302,12 @@ class Exchange(Settings):
                 f"fragments {self.fragments} must not exceed window {self.window}: one starts per step",
                 "fragments",
                 "window",
+            )
+        if self.mode == "butterfly" and self.apply == "blend":
+            raise self.contradiction(
+                "a butterfly moves partners half-way to each other and keeps what was trained meanwhile: "
+                "apply: blend would move the mean of all cells; leave it out",
+                "apply",
             )
         if self.warmup and self.mode != "two-site":
             raise self.contradiction(f"warmup is for mode: two-site, not for {self.mode}", "warmup", "mode")

@@ -60,6 +60,7 @@ class Follower:
     Args:
         transport: where entries come from.
         run, config_hash, num_fragments, attempt: what the ledger must be of.
+        cell: whose rounds count.
         latch: where errors and changes are told.
         on_commit: called in the follower's thread with the fragment of every new commit.
     """
@@ -72,17 +73,22 @@ class Follower:
         config_hash: str,
         num_fragments: int,
         attempt: int,
+        cell: int,
         latch: Latch,
         on_commit: Callable[[int], None],
     ) -> None:
         self._transport = transport
         self._identity = (run, config_hash, num_fragments)
         self._attempt = attempt
+        self._cell = cell
         self._latch = latch
         self._on_commit = on_commit
         self._thread: threading.Thread | None = None
         self.queues: list[deque[Commit]] = [deque() for _ in range(num_fragments)]
-        """Commits that are not applied yet, per fragment in ledger order."""
+        """Commits of the cell's rounds that are not applied yet, per fragment: in ledger order, of pairs by window.
+
+        A pair's rounds can be committed out of order: a partner of a later window need not wait for an earlier one's.
+        """
         self.head = -1
         """Seq of the newest entry read."""
         self.caught_up = False
@@ -99,12 +105,13 @@ class Follower:
         """The newest checkpoint of the first cell."""
         self.stop_saved: Checkpoint | None = None
         """Its first one after a stop entry."""
-        self._resolved: list[int] = []
+        self._applied: Callable[[Commit], bool] = lambda commit: False
+        self._chosen: list[int | None] = [None] * num_fragments  # stays first while later ones come in
 
-    def start(self, resolved: list[int]) -> None:
-        """Begin to read; of each fragment, commits up to ``resolved`` (seq) are applied already."""
+    def start(self, applied: Callable[[Commit], bool]) -> None:
+        """Begin to read. ``applied`` tells of which commits the cell has taken in before this life."""
         if self._thread is None:
-            self._resolved = list(resolved)
+            self._applied = applied
             self._thread = threading.Thread(target=self._run, name="exchange-follower", daemon=True)
             self._thread.start()
 
@@ -120,7 +127,29 @@ class Follower:
 
     def pop(self, fragment: int) -> Commit:
         """The same, taken out: it is applied."""
-        return self.queues[fragment].popleft()
+        with self._latch.changed:
+            self._chosen[fragment] = None
+            return self.queues[fragment].popleft()
+
+    def bring(self, fragment: int, seq: int) -> bool:
+        """Make that entry the fragment's next commit. False: it was not read yet.
+
+        Ranks may have read the ledger to different places; what rank 0 has chosen comes first on all.
+        """
+        with self._latch.changed:
+            queue = self.queues[fragment]
+            if not any(commit.seq == seq for commit in queue):
+                return False
+            self._chosen[fragment] = seq
+            if queue[0].seq != seq:
+                self._sort(fragment)
+                self._on_commit(fragment)
+            return True
+
+    def _sort(self, fragment: int) -> None:
+        chosen = self._chosen[fragment]
+        ordered = sorted(self.queues[fragment], key=lambda commit: (commit.seq != chosen, commit.window))
+        self.queues[fragment] = deque(ordered)
 
     def _run(self) -> None:
         while not self._latch.closed.is_set() and self._latch.error is None:
@@ -179,6 +208,9 @@ class Follower:
         elif isinstance(entry, Commit):
             if self.stopping and self.stop_round is None:
                 self.stop_round = entry
-            if entry.seq > self._resolved[entry.fragment]:
-                self.queues[entry.fragment].append(entry)
+            if entry.concerns(self._cell) and not self._applied(entry):
+                with self._latch.changed:
+                    self.queues[entry.fragment].append(entry)
+                    if entry.pair is not None:
+                        self._sort(entry.fragment)
                 self._on_commit(entry.fragment)

@@ -39,7 +39,7 @@ class Warmup:
                 break
             for p, seq in enumerate(seqs):
                 if seq != NONE:
-                    self._due.keep(p)
+                    self._due.keep(p, seq)
                     if not progress.resolve(p, seq):
                         return progress.step
         return progress.step

@@ -10,6 +10,7 @@ from islandctl.config.load import Loaded
 from islandctl.config.recipe import Recipe
 from islandctl.config.site import SiteProfile
 from islandctl.errors import ConfigError
+from islandctl.ledger.pairs import nearest_powers
 from islandctl.planner.plan import CellPlan, NodePlan
 
 
@@ -66,12 +67,11 @@ def _num_cells(recipe: Loaded[Recipe], num_sites: int) -> int:
             hint="add another --site, or set exchange.mode: none",
         )
     if exchange.mode == "butterfly" and (num_cells < 2 or num_cells & (num_cells - 1)):
-        lower = max(2, 1 << (num_cells.bit_length() - 1))
-        upper = max(2, lower * 2)
-        nearest = str(lower) if num_cells < 2 else f"{lower} or {upper}"
+        near = nearest_powers(num_cells)
+        nearest = " or ".join(str(one) for one in near)
         raise ConfigError(
             f"{place}: mode butterfly pairs 2, 4, 8, … cells, not {num_cells}; nearest: {nearest}",
-            hint=f"set exchange.cells: {lower}",
+            hint=f"set exchange.cells: {near[0]}",
         )
     if num_cells % num_sites:
         raise ConfigError(

@@ -46,7 +46,9 @@ def resolve(
     cells: tuple[CellPlan, ...],
     known: Mapping[str, tuple[SiteProfile, Accelerator]],
 ) -> Setting:
-    """Put together what the formulas ask for."""
+    """Put together what the formulas ask for; the recipe's number of cells is filled in."""
+    exchange = recipe.exchange.model_copy(update={"cells": len(cells)})
+    recipe = recipe.model_copy(update={"exchange": exchange})
     cells_on = Counter(cell.site for cell in cells)
     return Setting.model_construct(
         recipe=recipe,

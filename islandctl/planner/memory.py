@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from islandctl.config.model import Model
-from islandctl.config.recipe import ModelRecipe, Recipe
+from islandctl.config.recipe import Exchange, ModelRecipe, Recipe
 from islandctl.config.site import SiteProfile
 from islandctl.planner import optimizer_state
 from islandctl.planner.activations import LOGIT_BYTES, block_bytes, compute_bytes
@@ -21,6 +21,8 @@ GRADIENT_BYTES = 4
 """Its gradient, fp32."""
 ANCHOR_BYTES = {"average": 8, "nesterov": 12, "delayed": 16}
 """A parameter in the exchange, on the processor: fp32 anchor, residual, and what the outer optimizer remembers."""
+REFERENCE_BYTES = 8
+"""A parameter in a butterfly, for each of the k partners: fp32 reference and residual."""
 FLIGHT_BYTES = 16
 """A parameter of a fragment in flight: fp32 snapshot, tentative residual, and two decoded packets."""
 PROCESS_BYTES = {"cpu": (0.25e9, 0.35e9, 0.5e9), "gpu": (1.0e9, 2.0e9, 4.0e9)}
@@ -83,6 +85,15 @@ def activation_bytes(recipe: Recipe, layout: Layout) -> int:
     return training.sequence * per_sequence // layout.tensor
 
 
+def state_bytes(exchange: Exchange) -> int:
+    """What the exchange keeps of a parameter, in memory and in a checkpoint; ``exchange.cells`` is filled in."""
+    if exchange.mode == "none":
+        return 0
+    if exchange.mode == "butterfly":
+        return REFERENCE_BYTES * ((exchange.cells or 2).bit_length() - 1)
+    return ANCHOR_BYTES[exchange.outer.kind]
+
+
 def exchange_bytes(recipe: Recipe, counts: Counts, fragments: tuple[FragmentSize, ...], num_ranks: int) -> int:
     """Processor memory of one rank for the exchange: the state of its chunks, and the fragments in flight."""
     if recipe.exchange.mode == "none":
@@ -90,9 +101,7 @@ def exchange_bytes(recipe: Recipe, counts: Counts, fragments: tuple[FragmentSize
     gap = recipe.exchange.window / recipe.exchange.fragments
     in_flight = min(recipe.exchange.fragments, 1 + int(recipe.exchange.overlap / gap))
     largest = max(fragment.values for fragment in fragments)
-    return -(
-        -(ANCHOR_BYTES[recipe.exchange.outer.kind] * counts.total + FLIGHT_BYTES * in_flight * largest) // num_ranks
-    )
+    return -(-(state_bytes(recipe.exchange) * counts.total + FLIGHT_BYTES * in_flight * largest) // num_ranks)
 
 
 def rank_parts(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from islandctl.config.recipe import Exchange
+from islandctl.ledger.pairs import Pairing
 
 
 class Runner(NamedTuple):
@@ -98,8 +99,7 @@ def _pairing(exchange: Exchange, window: int, fragment: int, num_cells: int) -> 
     """The bit in which partners' indices differ; 0: all cells meet."""
     if exchange.mode != "butterfly":
         return 0
-    bits = (num_cells - 1).bit_length()
-    return 1 << (window + fragment) % bits
+    return 1 << Pairing(num_cells).bit(fragment, window)
 
 
 def _round(

@@ -10,7 +10,7 @@ from islandctl.config.site import SiteProfile
 from islandctl.planner import optimizer_state
 from islandctl.planner.catalogue import CPU
 from islandctl.planner.fragments import FragmentSize
-from islandctl.planner.memory import ANCHOR_BYTES, WEIGHT_BYTES
+from islandctl.planner.memory import WEIGHT_BYTES, state_bytes
 from islandctl.planner.parameters import Counts
 from islandctl.planner.plan import Figure
 
@@ -42,8 +42,7 @@ def checkpoint_bytes(recipe: Recipe, counts: Counts, fragments: tuple[FragmentSi
     gap = recipe.exchange.window / recipe.exchange.fragments
     in_flight = min(recipe.exchange.fragments, int(recipe.exchange.overlap / gap) + (recipe.exchange.overlap > 0))
     largest = max(fragment.values for fragment in fragments)
-    anchored = ANCHOR_BYTES[recipe.exchange.outer.kind] * counts.total
-    return inner + anchored + FLIGHT_SAVED_BYTES * in_flight * largest
+    return inner + state_bytes(recipe.exchange) * counts.total + FLIGHT_SAVED_BYTES * in_flight * largest
 
 
 def write_time(size: float, site: SiteProfile, cells_on_site: int, num_ranks: int) -> Figure:

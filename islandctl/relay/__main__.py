@@ -69,6 +69,7 @@ def serve(folder: Path) -> None:
             cells=settings.cells,
             num_fragments=settings.num_fragments,
             late=settings.late,
+            final_window=settings.final_window,
             seeded=settings.seeded,
             clock=time.monotonic,
         )

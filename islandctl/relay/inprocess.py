@@ -20,6 +20,10 @@ POLL_S = 0.1
 """The longest wait for an entry, and with it the time that closing a cell may take."""
 
 
+_NO_WINDOW = 1 << 62
+"""Larger than any window's number."""
+
+
 class MemoryArchive:
     """Packets and entries in dictionaries. Handing it to a new relay is what a restart does."""
 
@@ -55,6 +59,7 @@ class InProcessRelay:
     Args:
         run, config_hash, cells, num_fragments: which run this is; packets of another are refused.
         late: what happens when a cell's packet does not come.
+        final_window: set in a butterfly; see ``Rounds``.
         seeded: window 0 is the first cell's alone.
         archive: what a relay before this one held, to go on from there.
         clock: monotonic seconds.
@@ -68,6 +73,7 @@ class InProcessRelay:
         num_fragments: int,
         *,
         late: Late | None = None,
+        final_window: int | None = None,
         seeded: bool = False,
         archive: MemoryArchive | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -85,6 +91,7 @@ class InProcessRelay:
             cells=cells,
             num_fragments=num_fragments,
             late=late or Late(),
+            final_window=final_window,
             seeded=seeded,
             clock=clock,
         )
@@ -95,7 +102,11 @@ class InProcessRelay:
         """A relay for cells in this process that need no recipe: they agree on the exchange alone."""
         cells = [f"cell-{cell}" for cell in range(num_cells)]
         named, seeded = exchange_hash(exchange, num_cells), exchange.warmup > 0
-        relay = cls(run, named, cells, exchange.fragments, late=exchange.late, seeded=seeded)
+        # Nobody is lost inside one process: the last rounds of a butterfly need not wait longer than others.
+        final_window = _NO_WINDOW if exchange.mode == "butterfly" else None
+        relay = cls(
+            run, named, cells, exchange.fragments, late=exchange.late, seeded=seeded, final_window=final_window
+        )
         relay.exchange = exchange
         return relay
 

@@ -60,6 +60,7 @@ class Service:
         archive: keeps packets and entries; what it holds already is taken over.
         run, config_hash, cells, num_fragments: which run this is. Must match the archive's.
         late: the late policy.
+        final_window: set in a butterfly; see ``Rounds``.
         seeded: window 0 is the first cell's alone.
         clock: monotonic seconds.
     """
@@ -73,6 +74,7 @@ class Service:
         cells: Sequence[str],
         num_fragments: int,
         late: Late,
+        final_window: int | None = None,
         seeded: bool = False,
         clock: Callable[[], float],
     ) -> None:
@@ -96,11 +98,11 @@ class Service:
             cells=tuple(cells),
             num_fragments=num_fragments,
         )
-        self._rounds = self._recover(genesis, late, seeded)
+        self._rounds = self._recover(Rounds(self._first(genesis), late, final_window=final_window, seeded=seeded))
         self.tick()
 
-    def _recover(self, expected: Genesis, late: Late, seeded: bool) -> Rounds:
-        """Rebuild the state from the archive."""
+    def _first(self, expected: Genesis) -> Genesis:
+        """The ledger's first entry, written if there is none."""
         first = self._archive.entries(-1, 1)
         if not first:
             genesis = seal(expected, START)
@@ -111,7 +113,10 @@ class Service:
         ignored = {"at", "hash"}
         if found.model_dump(exclude=ignored) != expected.model_dump(exclude=ignored):
             raise Refusal("foreign", f"the ledger here belongs to run {found.run}, or to another configuration of it")
-        rounds = Rounds(found, late, seeded=seeded)
+        return found
+
+    def _recover(self, rounds: Rounds) -> Rounds:
+        """Rebuild the state from the archive."""
         attempt = 0
         heard: dict[tuple[int, int], set[int]] = {}
         while batch := self._archive.entries(rounds.head.seq, 1000):
@@ -121,11 +126,10 @@ class Service:
                     heard = self._heard(attempt)
                 rounds.record(entry, _heard_in(entry, heard))
         now = self._clock()
-        places = self._archive.places(rounds.attempt)
-        relevant = rounds.undecided({(place[1], place[2]) for place in places})
-        for place in sorted(places):
-            self._packets[place[3]] += 1
-            if (place[1], place[2]) in relevant:
+        for place in sorted(self._archive.places(rounds.attempt)):
+            _, fragment, window, cell, _ = place
+            self._packets[cell] += 1
+            if rounds.undecided(cell, fragment, window):
                 packet_hash = self._archive.packet_hash(place)
                 assert packet_hash is not None
                 rounds.stored(self._archive.header(place), packet_hash, now)
@@ -338,4 +342,5 @@ class Service:
 def _heard_in(entry: Entry, heard: dict[tuple[int, int], set[int]]) -> frozenset[int]:
     if entry.kind != "commit":
         return frozenset()
-    return frozenset(heard.get((entry.fragment, entry.window), ()))
+    cells = frozenset(heard.get((entry.fragment, entry.window), ()))
+    return cells & frozenset(entry.pair) if entry.pair else cells

@@ -40,6 +40,8 @@ class RelaySettings(Model):
     """Names of all cells, in order."""
     num_fragments: int = Field(ge=1)
     late: Late = Late()
+    final_window: int | None = Field(default=None, ge=0)
+    """Set in a butterfly, whose cells exchange in pairs: the first window of its last rounds."""
     seeded: bool = False
     """Window 0 is the first cell's alone, since the run begins with a warm-up."""
     emulate: Emulate | None = None

@@ -48,8 +48,11 @@ def worker_job(record: RunRecord, plan: Plan, node: NodeRecord, *, master: tuple
         "ISLANDCTL_CELL": str(cell.index),
         "ISLANDCTL_NUM_CELLS": str(len(record.cells)),
     }
+    first, total = _share(plan, node)
     if site.gpu.type == "cpu":
-        env["OMP_NUM_THREADS"] = str(max(1, site.cpu.cores // node.num_ranks))
+        env["OMP_NUM_THREADS"] = str(max(1, site.cpu.cores // total))
+    elif total > node.num_ranks:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(str(first + rank) for rank in range(node.num_ranks))
     return SupervisorJob(
         run=record.run,
         mark=record.mark,
@@ -68,6 +71,17 @@ def worker_job(record: RunRecord, plan: Plan, node: NodeRecord, *, master: tuple
         stop_timeout_s=STOP_TIMEOUT_S,
         budget_s=budget_seconds(plan, record.budget or plan.recipe.budget),
     )
+
+
+def _share(plan: Plan, node: NodeRecord) -> tuple[int, int]:
+    """Which of its host's accelerators are this cell's: (the first, how many all cells take on the host)."""
+    on_host = [
+        (cell.index, one.num_ranks)
+        for cell in plan.cells
+        for one in cell.nodes
+        if (cell.site, one.host) == (node.site, node.host)
+    ]
+    return sum(num for index, num in on_host if index < node.cell), sum(num for _, num in on_host)
 
 
 def _torchrun(node: NodeRecord, num_nodes: int, master: tuple[str, int] | None) -> tuple[str, ...]:

@@ -150,6 +150,7 @@ def join(
         transport=relay,
         group=ranks.group,
         journal=FileJournal(Path(folder.journal)),
+        save_every=job.recipe.checkpoint.every,
         on_silence=on_silence,
     )
     return island, island.map.map_hash

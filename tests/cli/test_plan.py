@@ -71,15 +71,15 @@ def test_the_case_study_shows_its_share_of_the_link() -> None:
     assert "25 Gbit/s (3.12 GB/s)" in output
 
 
-def test_what_launch_would_refuse_the_plan_refuses_by_its_key(tmp_path: Path) -> None:
-    data = yaml.safe_load((ROOT / "recipes/demo.yaml").read_text())
-    for key, value in (("mode", "butterfly"), ("apply", "blend"), ("when", "arrival")):
-        recipe = tmp_path / f"{key}.yaml"
-        recipe.write_text(yaml.safe_dump({**data, "exchange": {**data["exchange"], key: value}}))
-        _, error = run("plan", str(recipe), *DEMO[1:])
-        assert isinstance(error, InfeasibleError), key
-        assert error.exit_code == 3
-        assert f"exchange.{key}: {value}: launch does not run this yet" in error.message
+def test_uneven_cells_are_refused_at_their_place_with_the_nearest_numbers(tmp_path: Path) -> None:
+    text = (ROOT / "recipes/butterfly-8.yaml").read_text()
+    recipe = tmp_path / "uneven.yaml"
+    recipe.write_text(text.replace("cells: 8 ", "cells: 6 "))
+    line = next(number for number, one in enumerate(text.splitlines(), start=1) if "cells: 8 " in one)
+    _, error = run("plan", str(recipe), "--site", str(ROOT / "site-profiles/butterfly-gb300.yaml"))
+    assert isinstance(error, ConfigError)
+    assert f"uneven.yaml:{line}:" in error.message
+    assert "mode butterfly pairs 2, 4, 8, … cells, not 6; nearest: 4 or 8" in error.message
 
 
 def test_the_last_line_is_the_next_command() -> None:

@@ -207,6 +207,11 @@ def test_a_wrong_profile_names_place_and_cause(tmp_path: Path, old: str, new: st
         ("[python-stdlib]", "[books]", "data.paths: 'books' is relative, but sites share no current folder"),
         ("name: r", "name: r\nexchange: {windw: 50}", "exchange.windw: unknown key 'windw'; did you mean 'window'?"),
         ("name: r", "name: r\nexchange: {overlap: 50}", "r.yaml:2:21: exchange.overlap: overlap 50 must be"),
+        (
+            "name: r",
+            "name: r\nexchange: {mode: butterfly, apply: blend}",
+            "r.yaml:2:36: exchange.apply: a butterfly moves partners half-way",
+        ),
         ("name: r", "name: r\nexchange: {window: 5}", "r.yaml:2:20: exchange.window: overlap 5 must be smaller"),
         (
             "hidden: 32",

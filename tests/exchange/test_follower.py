@@ -55,10 +55,11 @@ def follow(
         config_hash="c",
         num_fragments=2,
         attempt=attempt,
+        cell=0,
         latch=latch,
         on_commit=lambda fragment: None,
     )
-    followed.start(list(resolved))
+    followed.start(lambda commit: commit.seq <= resolved[commit.fragment])
     with latch.changed:
         assert latch.changed.wait_for(lambda: until(followed) or latch.error is not None, timeout=10)
     error = latch.error

@@ -215,6 +215,7 @@ class Cell:
         parameters: Mapping[str, Tensor] | None = None,
         group: ProcessGroup | None = None,
         num_cells: int = 2,
+        save_every: int | None = None,
         model: Callable[[], Mapping[str, Tensor]] = toy_parameters,
         train: Callable[[Mapping[str, Tensor], int, int], None] = train,
     ) -> None:
@@ -225,6 +226,7 @@ class Cell:
         self.settings = settings or toy_settings()
         self.steps = steps
         self.num_cells = num_cells
+        self.save_every = save_every
         self.journal = journal or MemoryJournal()
         self.transport: Any = transport or MemoryTransport(relay)
         self.parameters = parameters if parameters is not None else model()
@@ -244,6 +246,7 @@ class Cell:
             group=group,
             transport=self.transport,
             journal=self.journal,
+            save_every=save_every,
             deadline_grace_s=0.1,
             on_silence=lambda: self.silences.append(self.now),
         )
@@ -290,6 +293,7 @@ class Cell:
             journal=self.journal,
             transport=transport,
             num_cells=self.num_cells,
+            save_every=self.save_every,
             model=self.model,
             train=self.train,
         )

@@ -8,6 +8,7 @@ import pytest
 
 from islandctl.errors import ConfigError
 from islandctl.planner.change import Case
+from islandctl.planner.limits import not_yet
 from islandctl.planner.make import make_plan
 from islandctl.planner.plan import Finding, Plan
 
@@ -49,13 +50,28 @@ def test_the_case_study_fits_and_its_link_is_hardly_used(shipped: Any) -> None:
     ]
 
 
-def test_the_butterfly_is_planned_though_launch_does_not_run_it(shipped: Any) -> None:
+def test_the_butterfly_is_planned(shipped: Any) -> None:
     plan = make_plan(*shipped("butterfly-8", "butterfly-gb300"))
-    assert not plan.feasible
+    assert plan.feasible
     assert len(plan.cells) == len(plan.estimates) == 8
     assert all(e.bytes_down_per_window.value == e.bytes_up_per_window.value for e in plan.estimates)
-    assert {finding.place for finding in found(plan, "fail", "")} == {"exchange.mode: butterfly"}
+    assert [finding.place for finding in found(plan, "warn", "launch does not")] == ["site gb300: scheduler: slurm"]
     assert found(plan, "ok", "memory of a rank")[0].place == "gb300-0 … gb300-7 (8)"
+
+
+@pytest.mark.parametrize(("cells", "bytes_each"), [(2, 8), (4, 16), (8, 24)])
+def test_a_butterfly_keeps_a_reference_and_a_residual_for_every_partner(
+    recipe: Any, site: Any, cells: int, bytes_each: int
+) -> None:
+    def node_memory(**changes: Any) -> float:
+        plan = make_plan(recipe(exchange__cells=cells, **changes), [site("a"), site("b")])
+        assert plan.estimates[0].node_memory is not None
+        return plan.estimates[0].node_memory.value
+
+    more = node_memory(exchange__mode="butterfly") - node_memory()
+    total = make_plan(recipe(), [site("a"), site("b")]).parameters_total
+    per_node = max(1, cells // 4)  # cells that share a node of eight
+    assert more == pytest.approx((bytes_each - 12) * total * per_node / max(1, 4 // cells), rel=0.01)
 
 
 def test_a_cell_fetches_from_all_others_and_not_from_itself(recipe: Any, site: Any) -> None:
@@ -221,22 +237,17 @@ def test_more_fragments_than_layers_names_the_place(recipe: Any, site: Any) -> N
 
 
 @pytest.mark.parametrize(
-    ("changes", "place"),
+    "changes",
     [
-        ({"exchange__apply": "blend"}, "exchange.apply: blend"),
-        ({"exchange__when": "arrival"}, "exchange.when: arrival"),
-        ({"exchange__cells": 4}, "exchange.cells: 4 (several on one site)"),
+        {"exchange__codec": "bf16", "training__precision": "bfloat16"},
+        {"exchange__apply": "blend", "exchange__when": "arrival"},
+        {"exchange__cells": 4},
+        {"exchange__cells": 4, "exchange__mode": "butterfly"},
     ],
 )
-def test_what_launch_does_not_run_yet(recipe: Any, site: Any, changes: dict[str, Any], place: str) -> None:
+def test_what_launch_runs(recipe: Any, site: Any, changes: dict[str, Any]) -> None:
     plan = make_plan(recipe(**changes), [site("a"), site("b")])
-    assert [finding.place for finding in found(plan, "fail", "launch does not run this yet")] == [place]
-    assert not plan.feasible
-
-
-def test_what_runs_has_no_such_finding(recipe: Any, site: Any) -> None:
-    plan = make_plan(recipe(exchange__codec="bf16", training__precision="bfloat16"), [site("a"), site("b")])
-    assert not found(plan, "fail", "launch does not run this yet")
+    assert not_yet(plan) == []
 
 
 def test_every_figure_lies_in_its_range_and_says_where_it_comes_from(shipped: Any) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from islandctl.planner.plan import CellPlan, NodePlan, Plan
 from islandctl.runs.jobs import cell_job, worker_job
+from islandctl.runs.record import RunRecord
 
 from . import builders as make
 
@@ -46,3 +48,36 @@ def test_a_script_runs_in_its_own_folder_and_is_told_which_cell_it_is() -> None:
     assert (job.env["ISLANDCTL_CELL"], job.env["ISLANDCTL_NUM_CELLS"]) == ("1", "2")
     there = script.model_copy(update={"files": {}})
     assert worker_job(record, there, record.nodes[1], master=None).cwd == "/data/runs/demo/west"
+
+
+def shared(gpu: str) -> tuple[RunRecord, Plan]:
+    """Two cells of two ranks each on one host of four."""
+    plan = make.plan()
+    site = plan.sites[0]
+    site = site.model_copy(update={"gpu": site.gpu.model_copy(update={"type": gpu, "count": 4, "per_node": 4})})
+    site = site.model_copy(update={"cpu": site.cpu.model_copy(update={"cores": 8})})
+    cells = tuple(
+        CellPlan(index=index, name=f"east-{index}", site="east", nodes=(NodePlan(index=0, host="", num_ranks=2),))
+        for index in range(2)
+    )
+    record = make.record()
+    made = []
+    for cell in record.cells:
+        node = cell.nodes[0].model_copy(update={"site": "east", "num_ranks": 2})
+        made.append(cell.model_copy(update={"site": "east", "nodes": (node,)}))
+    changed = {"sites": (site, plan.sites[1]), "cells": cells}
+    return record.model_copy(update={"cells": tuple(made)}), plan.model_copy(update=changed)
+
+
+def test_cells_of_one_node_share_its_accelerators() -> None:
+    record, plan = shared("H100-SXM")
+    seen = [worker_job(record, plan, node, master=None).env["CUDA_VISIBLE_DEVICES"] for node in record.nodes]
+    assert seen == ["0,1", "2,3"]
+    assert (
+        "CUDA_VISIBLE_DEVICES" not in worker_job(make.record(), make.plan(), make.record().nodes[0], master=None).env
+    )
+
+
+def test_cells_of_one_machine_share_its_cores() -> None:
+    record, plan = shared("cpu")
+    assert [worker_job(record, plan, node, master=None).env["OMP_NUM_THREADS"] for node in record.nodes] == ["2", "2"]

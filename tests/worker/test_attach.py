@@ -93,6 +93,31 @@ def test_fragments_without_overlap_are_streaming_diloco(apply: str) -> None:
     close(seen, diloco(3, fragments, 3))
 
 
+def test_pairs_without_overlap_are_plain_gossip() -> None:
+    """Every window partners take their mean, bit after bit of their numbers; the end is the mean of all."""
+    seen, watch = watched()
+    exchange = settings(mode="butterfly", codec="fp32", overlap=0, fragments=1, outer={})
+    ends = islandctl.run_cells(train(exchange, watch=watch), 4, exchange)
+    nets = [model() for _ in range(4)]
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9) for net in nets]
+    expected: Seen = {}
+    for done in range(1, STEPS + 1):
+        for cell, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True)):
+            one_step(net, optimizer, cell, done - 1)
+        if done % exchange.window == 0:
+            before = [values(net) for net in nets]
+            for cell, net in enumerate(nets):
+                other = cell ^ (1 << (done // exchange.window - 1) % 2)
+                for name, parameter in net.named_parameters():
+                    parameter.data.copy_((before[cell][name] + before[other][name]) / 2)
+        expected |= {(cell, done): values(net) for cell, net in enumerate(nets)}
+    close(seen, expected)
+    last = [expected[cell, STEPS] for cell in range(4)]
+    for name, end in ends[0].items():
+        assert all(torch.equal(end, other[name]) for other in ends[1:])
+        torch.testing.assert_close(end, torch.stack([one[name] for one in last]).mean(0), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
 def test_twice_the_same_gives_the_same_bits_also_with_the_process_s_own_random_numbers(codec: str) -> None:
     exchange = settings(codec=codec, overlap=1, fragments=2)
