@@ -154,7 +154,14 @@ def test_silence_counts_from_the_question_and_not_from_its_timeout() -> None:
     latch = Latch()
     pages = Hanging([[GENESIS], ()])
     followed = Follower(
-        pages, run="r", config_hash="c", num_fragments=2, attempt=1, latch=latch, on_commit=lambda fragment: None
+        pages,
+        run="r",
+        config_hash="c",
+        num_fragments=2,
+        attempt=1,
+        cell=0,
+        latch=latch,
+        on_commit=lambda fragment: None,
     )
     followed.start([-1, -1])
     with latch.changed:
