@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from islandctl.config.recipe import Exchange as Exchange
+    from islandctl.config.exchange import Exchange as Exchange
     from islandctl.exchange.journal import MemoryJournal as MemoryJournal
     from islandctl.relay.cells import run_cells as run_cells
     from islandctl.relay.inprocess import InProcessRelay as InProcessRelay
@@ -21,7 +21,7 @@ __version__ = "0.1.0"
 
 _PLACES = {
     "attach": "islandctl.worker.attach",
-    "Exchange": "islandctl.config.recipe",
+    "Exchange": "islandctl.config.exchange",
     "InProcessRelay": "islandctl.relay.inprocess",
     "MemoryJournal": "islandctl.exchange.journal",
     "Island": "islandctl.worker.island",

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from islandctl.config.recipe import Exchange
+from islandctl.config.exchange import Exchange
 from islandctl.exchange.follower import Latch
 from islandctl.exchange.journal import Journal, Resolution
 from islandctl.exchange.progress import Progress

@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from islandctl.config.recipe import Exchange
+from islandctl.config.exchange import Exchange
 from islandctl.errors import CheckpointError, ConfigError, ExchangeError
 from islandctl.exchange import state as store
 from islandctl.exchange.anchored import Anchored

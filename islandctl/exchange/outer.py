@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from islandctl.config.recipe import Outer
+from islandctl.config.exchange import Outer
 
 OuterState = dict[str, Tensor]
 """What an outer optimizer remembers of one chunk: fp32 tensors by name, never written to."""

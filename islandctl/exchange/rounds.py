@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from islandctl.config.recipe import Exchange
+from islandctl.config.exchange import Exchange
 from islandctl.errors import DivergenceError, ExchangeError, IslandError
 from islandctl.exchange.codecs import Codec, codec_named
 from islandctl.exchange.courier import Assignment, Courier

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from islandctl.config.recipe import Exchange
+from islandctl.config.exchange import Exchange
 from islandctl.ledger.packet import canonical_json, digest
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 
 from islandctl.config.codec import FACTS, CodecName, body_bytes
+from islandctl.config.exchange import Exchange
 from islandctl.config.model import Model
 from islandctl.config.placement import place, weight
-from islandctl.config.recipe import Exchange, ModelRecipe
+from islandctl.config.recipe import ModelRecipe
 from islandctl.planner.parameters import NamedParameter, named_parameters
 
 CODEC_HEADER_BYTES = 16

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
+from islandctl.config.exchange import Exchange
 from islandctl.config.model import Model
-from islandctl.config.recipe import Exchange, ModelRecipe, Recipe
+from islandctl.config.recipe import ModelRecipe, Recipe
 from islandctl.config.site import SiteProfile
 from islandctl.planner import optimizer_state
 from islandctl.planner.activations import LOGIT_BYTES, block_bytes, compute_bytes

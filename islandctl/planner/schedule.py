@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from islandctl.config.recipe import Exchange
+from islandctl.config.exchange import Exchange
 from islandctl.ledger.pairs import Pairing
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from islandctl.config.exchange import Exchange
 from islandctl.config.model import Model
-from islandctl.config.recipe import Exchange, Recipe
+from islandctl.config.recipe import Recipe
 from islandctl.config.site import SiteProfile
 from islandctl.planner.fragments import PACKET_OVERHEAD_BYTES, FragmentSize
 from islandctl.planner.plan import CellPlan, Figure

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
-from islandctl.config.recipe import Exchange
+from islandctl.config.exchange import Exchange
 from islandctl.errors import ConfigError, IslandError
 from islandctl.relay.inprocess import InProcessRelay, InProcessTransport
 

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from islandctl.config.recipe import Exchange, Late
+from islandctl.config.exchange import Exchange, Late
 from islandctl.errors import ExchangeError, RelayError
 from islandctl.ledger.configuration import exchange_hash
 from islandctl.ledger.entries import Entry

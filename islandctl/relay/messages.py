@@ -9,11 +9,10 @@ from pydantic import ConfigDict, Field
 from islandctl.config.model import Model
 from islandctl.ledger.joint import JointCheckpoint
 
-__all__ = ["NO_CHECKPOINT", "CellStatus", "Heartbeat", "JointCheckpoint", "RelayStatus"]
+__all__ = ["UNSAVED", "CellStatus", "Heartbeat", "JointCheckpoint", "RelayStatus"]
 
-
-NO_CHECKPOINT = "no checkpoint at step "
-"""How a cell's message begins while its last checkpoint could not be written."""
+UNSAVED = "no checkpoint at step"
+"""So begins the message of a cell whose last checkpoint could not be written."""
 
 
 class Heartbeat(Model):

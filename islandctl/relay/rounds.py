@@ -27,7 +27,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from islandctl.config.recipe import Late
+from islandctl.config.exchange import Late
 from islandctl.ledger.entries import Checkpoint, Commit, Contribution, Entry, Genesis, Halt, Rewind, Stop
 from islandctl.ledger.joint import JointCheckpoint, Lineage
 from islandctl.ledger.packet import PacketHeader

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from islandctl.config.recipe import Late
+from islandctl.config.exchange import Late
 from islandctl.ledger.entries import Commit
 from islandctl.ledger.packet import PacketHeader
 from islandctl.ledger.pairs import Pairing

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from islandctl.config.budget import BY_BUDGET
-from islandctl.config.recipe import Late
+from islandctl.config.exchange import Late
 from islandctl.ledger.chain import START, seal
 from islandctl.ledger.entries import Entry, Genesis
 from islandctl.ledger.packet import PacketHeader

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
+from islandctl.config.exchange import Late
 from islandctl.config.model import Model
-from islandctl.config.recipe import Emulate, Late
+from islandctl.config.recipe import Emulate
 from islandctl.config.units import Seconds
 from islandctl.errors import ConfigError
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from islandctl.fleet.job import SupervisorState
-from islandctl.fleet.supervisor import LIVE
 from islandctl.relay.messages import Heartbeat, RelayStatus
 from islandctl.runs.record import CellRecord, RunRecord
 from islandctl.runs.status import CellState, CellView, Facts, NodeFacts, NodeView
@@ -22,8 +20,6 @@ FRESH_S = 10.0
 """So long a word holds for the present: some heartbeats may be late."""
 OVERDUE_STEPS = 3.0
 """A step that has not come after so many times its usual length is not about to come."""
-STALE_STATE_S = 60.0
-"""Supervisors write their state every few seconds; one this old could not be written."""
 _MOVING = ("training", "waiting", "evaluating", "checkpointing")
 """What workers say of themselves while the run goes on."""
 
@@ -61,8 +57,8 @@ def cell_view(cell: CellRecord, record: RunRecord, facts: Facts) -> CellView:
             "detail": detail,
             **figures,
             "heartbeat_age_s": age,
-            "restarts": _restarts(nodes, beat),
-            "last_end": _last_end(nodes, beat),
+            "restarts": sum(node.state.restarts for node in nodes if node.state),
+            "last_end": _last_end(nodes),
             "bytes_up": seen.bytes_up if seen else None,
             "bytes_down": seen.bytes_down if seen else None,
             "source": source,
@@ -136,8 +132,8 @@ def _state(
         return ("finished" if all(state.outcome == "finished" for state in known) else "stopped"), ""
     if any(state.state == "lost" for state in known):
         return _without_supervisor(nodes, beat, age)
-    if any(state.state == "backoff" for state in known) and not _newer_life(nodes, beat):
-        return "restarting", _last_end(nodes, beat)
+    if any(state.state == "backoff" for state in known):
+        return "restarting", _last_end(nodes)
     if len(known) < len(states) or not states:
         trouble = next((node.trouble for node in nodes if node.state is None), "")
         if beat is not None and age is not None and age < FRESH_S:
@@ -150,48 +146,14 @@ def _state(
     if any(state.state == "absent" for state in known):
         return ("launching" if record.phase == "launching" else "lost"), ""
     if beat is None or _of_earlier_life(nodes, beat):
-        return ("restarting", _last_end(nodes, beat)) if any(state.restarts for state in known) else ("starting", "")
-    word, message = _word(beat, age)
-    return word, message or _unwritten(nodes)
+        return ("restarting", _last_end(nodes)) if any(state.restarts for state in known) else ("starting", "")
+    return _word(beat, age)
 
 
 def _of_earlier_life(nodes: Sequence[NodeFacts], beat: Heartbeat) -> bool:
     """Was this said before the workers were last started? The supervisor of node 0, where rank 0 is, knows."""
-    keeper = _keeper(nodes)
-    if keeper is None or _newer_life(nodes, beat):
-        return False
-    return keeper.state == "starting" or beat.life not in ("", keeper.life)
-
-
-def _newer_life(nodes: Sequence[NodeFacts], beat: Heartbeat | None) -> bool:
-    """Was this said by workers that their supervisor's file does not know yet? On a full disk it stays as it was."""
-    keeper = _keeper(nodes)
-    if keeper is None or beat is None:
-        return False
-    supervisor, _, restarts = beat.life.partition(".")
-    if supervisor != str(keeper.supervisor_pid) or not restarts.isdigit():
-        return False
-    begun = keeper.state not in ("starting", "backoff")  # in these the child of this count is not started yet
-    return int(restarts) > keeper.restarts or (int(restarts) == keeper.restarts and not begun)
-
-
-def _keeper(nodes: Sequence[NodeFacts]) -> SupervisorState | None:
-    return next((node.state for node in nodes if node.node == 0), None)
-
-
-def _unwritten(nodes: Sequence[NodeFacts]) -> str:
-    """Of a supervisor that lives and cannot write what it does; empty: all can."""
-    ages = [node.state.beat_age_s or 0.0 for node in nodes if node.state and node.state.state in LIVE]
-    oldest = max(ages, default=0.0)
-    return f"its supervisor's state is {oldest:.0f} s old: is the disk full?" if oldest >= STALE_STATE_S else ""
-
-
-def _restarts(nodes: Sequence[NodeFacts], beat: Heartbeat | None) -> int:
-    """By all supervisors of the cell; the workers of node 0 tell theirs, where the file does not."""
-    counts = {node.node: node.state.restarts for node in nodes if node.state}
-    if beat is not None and _newer_life(nodes, beat):
-        counts[0] = int(beat.life.partition(".")[2])
-    return sum(counts.values())
+    keeper = next((node.state for node in nodes if node.node == 0), None)
+    return keeper is not None and (keeper.state == "starting" or beat.life not in ("", keeper.life))
 
 
 def _word(beat: Heartbeat, age: float | None) -> tuple[CellState, str]:
@@ -217,10 +179,8 @@ def _without_supervisor(
     return "lost", "the supervisor is gone without an exit record (reboot or kill -9)"
 
 
-def _last_end(nodes: Sequence[NodeFacts], beat: Heartbeat | None) -> str:
+def _last_end(nodes: Sequence[NodeFacts]) -> str:
     """Why the workers last ended though nobody had asked them to: the first node that knows."""
-    if _restarts(nodes, None) < _restarts(nodes, beat):
-        return "not known: its supervisor cannot write its state"
     return next((node.state.last for node in nodes if node.state is not None and node.state.last), "")
 
 

@@ -47,6 +47,8 @@ def worker_job(record: RunRecord, plan: Plan, node: NodeRecord, *, master: tuple
         "ISLANDCTL_NODE_FOLDER": node.folder,
         "ISLANDCTL_CELL": str(cell.index),
         "ISLANDCTL_NUM_CELLS": str(len(record.cells)),
+        # Else torchrun would cut a checkpoint off after 30 s, when both are asked to end.
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": f"{STOP_TIMEOUT_S:.0f}",
     }
     first, total = _share(plan, node)
     if site.gpu.type == "cpu":

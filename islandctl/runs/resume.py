@@ -1,6 +1,7 @@
 """Resume: all cells go back to one joint checkpoint and go on from there, under a new attempt.
 
-A run of which a part still lives is mended instead: what is dead starts again and catches up, nobody goes back.
+A run of which a part still lives is mended instead: what is dead starts again and catches up, the rest trains on.
+Workers that have only lost their supervisor cannot be given another one: they save, end, and go on from there.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ def _check_budget(record: RunRecord, plan: Plan, reach: Reach, budget: Budget) -
 def _mend(
     record: RunRecord, reach: Reach, say: Say, states: Mapping[NodeRecord, SupervisorState], *, anew: bool
 ) -> RunRecord:
-    """Part of the run lives: start again what does not, and leave the rest alone. No cell goes back.
+    """Part of the run lives: start again what does not, and leave the rest alone.
 
     Raises:
         UsageError: everything runs, or the run is being stopped, or what is asked for takes a new attempt (``anew``).
@@ -173,7 +174,8 @@ def _mend(
     restart_relay(record, reach, say)
 
     def again(node: NodeRecord) -> None:
-        say(f"{node.label}: starting its workers again")
+        how = "its workers save, end and start" if states[node].orphans else "starting its workers"
+        say(f"{node.label}: {how} again")
         restart_workers(node, reach)
 
     demand(each(dead, again), "starting the workers again")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from islandctl.config.budget import BY_BUDGET
 from islandctl.fleet.supervisor import ASKED
 from islandctl.fleet.supervisor import LIVE as _LIVE
-from islandctl.relay.messages import NO_CHECKPOINT
+from islandctl.relay.messages import UNSAVED
 from islandctl.runs.cells import cell_view
 from islandctl.runs.record import FINISHED, CellRecord, RunRecord
 from islandctl.runs.status import CellView, Culprit, Facts, RelayView, RunState, RunStatus
@@ -205,9 +205,10 @@ def _troubled(record: RunRecord, facts: Facts, cells: Sequence[CellView]) -> tup
         return "degraded", f"{', '.join(away)} counts as away; the others {others}", ""
     if lost:
         return "degraded", f"{lost[0].label}: the supervisor was killed; the workers train on", mend
-    if unsaved := next((cell for cell in cells if cell.detail.startswith(NO_CHECKPOINT)), None):
-        mend = f"mend the cause on {unsaved.site}; the next checkpoint is tried as planned"
-        return "degraded", f"{unsaved.name}: {unsaved.detail}", mend
+    if unsaved := next((cell for cell in cells if cell.detail.startswith(UNSAVED)), None):
+        node = record.cells[unsaved.cell].nodes[0]
+        where = f"free space on {node.label} below {node.work_dir}"
+        return "degraded", f"{unsaved.name}: {unsaved.detail}", f"{where}; the next one is tried as planned"
     return None
 
 

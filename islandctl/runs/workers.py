@@ -81,7 +81,7 @@ def start_workers(record: RunRecord, plan: Plan, reach: Reach) -> None:
 
 
 def restart_workers(node: NodeRecord, reach: Reach) -> None:
-    """Begin a supervisor anew on one node, with the job that lies there; what its predecessor left is ended first.
+    """Begin a supervisor anew on one node, with the job that lies there. What its predecessor left saves and ends.
 
     Raises:
         UnreachableError, PreflightError, RunError: it could not be started.

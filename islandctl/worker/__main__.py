@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from islandctl.config.job import CellJob
 from islandctl.config.paths import CellFolder
 from islandctl.errors import ConfigError, IslandError, UsageError
+from islandctl.worker.lines import WholeLines
 from islandctl.worker.main import train
 from islandctl.worker.outcome import Outcome, release_outcome, reserve_outcome, write_outcome
 from islandctl.worker.process import Process, enter
@@ -59,7 +60,7 @@ def start_log(rank: int) -> None:
                 os.dup2(file, stream)
             os.close(file)
     logging.raiseExceptions = False  # else each lost line would print a traceback, to the same full disk
-    handler = logging.StreamHandler(sys.stderr)
+    handler = WholeLines(2)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -7,8 +7,8 @@ from typing import Any, Protocol, cast
 
 from pydantic import ValidationError
 
+from islandctl.config.exchange import Exchange
 from islandctl.config.faults import explain
-from islandctl.config.recipe import Exchange
 from islandctl.errors import ConfigError, UsageError
 from islandctl.exchange import island as engine
 from islandctl.exchange.journal import Journal, MemoryJournal

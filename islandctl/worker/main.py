@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from islandctl.worker.attach import attach
 from islandctl.worker.cell import Cell
-from islandctl.worker.data import read_text
 from islandctl.worker.parallel import Ranks
 from islandctl.worker.process import Process
+from islandctl.worker.text import read_text
 
 
 def train(process: Process) -> None:

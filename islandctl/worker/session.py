@@ -20,7 +20,7 @@ from islandctl.errors import CheckpointError, IslandError, RelayError, UsageErro
 from islandctl.exchange.island import Hurried
 from islandctl.ledger.entries import Halt
 from islandctl.relay.client import RelayClient
-from islandctl.relay.messages import NO_CHECKPOINT
+from islandctl.relay.messages import UNSAVED
 from islandctl.worker.island import STOPPED, Island
 from islandctl.worker.keeper import Keeper
 from islandctl.worker.links import connect, join, read_all, read_ledger, same_model
@@ -268,7 +268,7 @@ class Session(Island):
             with self._reporter.doing("checkpointing"):
                 saved = self._keeper.write(self.done, self.tokens, self.evaluated)
         except CheckpointError as error:
-            message = f"{NO_CHECKPOINT}{self.done}: {error.message}"
+            message = f"{UNSAVED} {self.done}: {error.message}"
             log.error("%s; the last one stands, and the next is tried as planned (is the disk full?)", message)
             self._note("checkpoint", error=error.message)
             self._reporter.update(message=message)

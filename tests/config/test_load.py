@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from islandctl.config.budget import Budget, parse_budget
+from islandctl.config.exchange import Exchange
 from islandctl.config.load import load_recipe, load_site, text_hash
-from islandctl.config.recipe import Exchange, Recipe
+from islandctl.config.recipe import Recipe
 from islandctl.config.schema import json_schema
 from islandctl.config.site import SiteProfile
 from islandctl.errors import ConfigError, UsageError

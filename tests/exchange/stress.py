@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from islandctl.config.recipe import Exchange, Late, Outer
+from islandctl.config.exchange import Exchange, Late, Outer
 from islandctl.errors import ExchangeError, RelayError, UnreachableError
 from islandctl.exchange.island import Hurried
 from islandctl.exchange.state import AnchorState

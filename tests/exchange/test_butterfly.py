@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from islandctl.config.recipe import Late
+from islandctl.config.exchange import Late
 from islandctl.errors import DivergenceError, ExchangeError, UnreachableError
 from islandctl.exchange import courier, follower
 from islandctl.exchange.schedule import Schedule

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from islandctl.config.recipe import Late, Outer
+from islandctl.config.exchange import Late, Outer
 from islandctl.errors import CheckpointError, ConfigError, DivergenceError, ExchangeError
 from islandctl.exchange import courier, follower
 from islandctl.exchange.island import Hurried

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from islandctl.config.recipe import Outer
+from islandctl.config.exchange import Outer
 from islandctl.exchange.outer import (
     Average,
     DelayedNesterov,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from islandctl.config.recipe import Outer
+from islandctl.config.exchange import Outer
 from tests.exchange.toy import Cell, MemoryRelay, anchors, same, together, toy_settings
 
 STEPS, DIES_AT = 40, 21

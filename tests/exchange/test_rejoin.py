@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from islandctl.config.recipe import Outer
+from islandctl.config.exchange import Outer
 from islandctl.exchange import courier, follower
 from islandctl.exchange.codecs import decode
 from islandctl.ledger.packet import unpack

@@ -10,7 +10,7 @@ import random
 
 import pytest
 
-from islandctl.config.recipe import Exchange, Late
+from islandctl.config.exchange import Exchange, Late
 from islandctl.exchange import courier, follower
 from tests.exchange.stress import Mishaps, Trouble, settings_of
 from tests.exchange.toy import same

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from islandctl.config.recipe import Late
+from islandctl.config.exchange import Late
 from islandctl.errors import ExchangeError
 from islandctl.exchange import courier, follower
 from islandctl.ledger.entries import Commit

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from islandctl.config.recipe import Exchange, Late, Outer
+from islandctl.config.exchange import Exchange, Late, Outer
 from islandctl.errors import RelayError, UnreachableError
 from islandctl.exchange.island import Island
 from islandctl.exchange.journal import Journal, MemoryJournal

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from islandctl.config.recipe import Exchange, Late
+from islandctl.config.exchange import Exchange, Late
 from islandctl.ledger.entries import Entry
 from islandctl.ledger.packet import unpack
 from islandctl.relay.inprocess import InProcessRelay

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from islandctl.config.recipe import Exchange, ModelRecipe
+from islandctl.config.exchange import Exchange
+from islandctl.config.recipe import ModelRecipe
 from islandctl.planner.fragments import CODEC_HEADER_BYTES, fragment_sizes
 from islandctl.planner.parameters import parameters
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from islandctl.config.recipe import Exchange
+from islandctl.config.exchange import Exchange
 from islandctl.planner.schedule import Runner, play
 
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from islandctl.config.recipe import Late
+from islandctl.config.exchange import Late
 from islandctl.errors import RelayError
 from islandctl.exchange.transport import Transport
 from islandctl.ledger.chain import verify

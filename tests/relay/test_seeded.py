@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from islandctl.config.recipe import Late
+from islandctl.config.exchange import Late
 from islandctl.errors import RelayError
 from islandctl.ledger.entries import Commit
 from islandctl.relay.inprocess import InProcessRelay, MemoryArchive

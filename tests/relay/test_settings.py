@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from islandctl.config.recipe import Emulate, Late
+from islandctl.config.exchange import Late
+from islandctl.config.recipe import Emulate
 from islandctl.errors import ConfigError
 from islandctl.relay.certificate import make_certificate, write_certificate
 from islandctl.relay.settings import RelaySettings, read_settings

@@ -110,3 +110,15 @@ def test_when_the_newest_whole_line_was_written() -> None:
     content = lines({**TRAIN, "time": 100.5}, {**TRAIN, "step": 8, "time": 101.25}) + b'{"kind": "train", "time": 1'
     assert newest_time(content) == 101.25
     assert newest_time(lines(TRAIN)) is None
+
+
+def test_a_checkpoint_that_is_owed_stays_so_over_the_workers_lives() -> None:
+    failed = {"kind": "checkpoint", "attempt": 1, "step": 6, "error": "the disk is full"}
+    start = {"kind": "start", "attempt": 1, "step": 0}
+    beat = heartbeat_from(lines(TRAIN, failed, start), cell=0, attempt=1, steps=10)
+    assert beat is not None
+    assert (beat.step, beat.message) == (0, "no checkpoint at step 6: the disk is full")
+    good = {"kind": "checkpoint", "attempt": 1, "step": 6, "path": "step-6"}
+    beat = heartbeat_from(lines(TRAIN, failed, start, good), cell=0, attempt=1, steps=10)
+    assert beat is not None
+    assert beat.message == ""

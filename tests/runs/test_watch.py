@@ -228,7 +228,7 @@ def test_what_an_earlier_life_said_is_over(word: str) -> None:
     resumed = west(supervisor_pid=8)
     assert (resumed.cells[1].state, resumed.state, resumed.step) == ("starting", "running", 40)
     assert resumed.detail == "the workers of west are starting"
-    assert west(supervisor_pid=8, state="starting").cells[1].state == "starting"
+    assert west(supervisor_pid=7, state="starting").cells[1].state == "starting"
     assert west(supervisor_pid=7).cells[1].state != "starting"
 
 
@@ -406,29 +406,6 @@ def test_a_heartbeat_that_is_not_fresh_says_nothing_of_an_unreachable_node() -> 
     assert (west.state, west.detail) == ("unreachable", "no answer; its last heartbeat came 59 s ago")
 
 
-def on_a_full_disk(**state: Any) -> RunStatus:
-    """The supervisor's file knows nothing of the life that speaks."""
-    beat = make.heartbeat(1, life="7.2", message="no checkpoint at step 30: no space left")
-    keeper = make.running(supervisor_pid=7, beat_age_s=75.0, **state)
-    return look(make.facts(west=make.node(1, keeper), relay=make.relay({0: make.heartbeat(0), 1: beat})))
-
-
-@pytest.mark.parametrize("state", [{"restarts": 0}, {"restarts": 2, "state": "backoff", "last": "killed by SIGKILL"}])
-def test_a_life_that_its_supervisor_could_not_write_down_is_believed(state: Any) -> None:
-    view = on_a_full_disk(**state)
-    west = view.cells[1]
-    assert (west.state, west.restarts, west.tokens_per_s) == ("training", 2, 200.0)
-    assert west.last_end == state.get("last", "not known: its supervisor cannot write its state")
-
-
-def test_a_checkpoint_that_failed_is_something_amiss() -> None:
-    view = on_a_full_disk()
-    assert (view.state, view.detail) == ("degraded", "west: no checkpoint at step 30: no space left")
-    assert view.hint == "mend the cause on west; the next checkpoint is tried as planned"
-    quiet = look(make.facts(west=make.node(1, make.running(beat_age_s=75.0))))
-    assert quiet.cells[1].detail == "its supervisor's state is 75 s old: is the disk full?"
-
-
 def test_a_stop_that_was_proven_stays_proven_when_a_host_is_switched_off() -> None:
     gone = make.node(1, trouble="no route to host")
     facts = make.facts(make.node(0, make.ended("stopped")), gone, relay=None, relay_state=make.ended("stopped"))
@@ -438,3 +415,11 @@ def test_a_stop_that_was_proven_stays_proven_when_a_host_is_switched_off() -> No
     through = look(facts, make.record(phase="stopped", reason="finished"))
     assert (through.state, through.detail) == ("finished", "west/local cannot be asked now")
     assert look(facts, make.record(phase="launched")).state == "degraded"
+
+
+def test_a_cell_without_checkpoints_is_amiss_and_says_what_to_do() -> None:
+    beats = {0: make.heartbeat(0), 1: make.heartbeat(1, message="no checkpoint at step 30: /data: No space left")}
+    view = look(make.facts(relay=make.relay(beats)))
+    assert (view.state, view.detail) == ("degraded", "west: no checkpoint at step 30: /data: No space left")
+    assert view.hint == "free space on west/local below /data; the next one is tried as planned"
+    assert view.eta_s is not None

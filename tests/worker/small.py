@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import islandctl
-from islandctl.config.recipe import Exchange
+from islandctl.config.exchange import Exchange
 
 torch.set_num_threads(1)
 STEPS = 12

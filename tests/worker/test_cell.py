@@ -9,9 +9,9 @@ import torch
 from islandctl.config.job import CellJob
 from islandctl.errors import ConfigError
 from islandctl.worker.cell import Cell
-from islandctl.worker.data import read_text
 from islandctl.worker.outcome import NotFiniteError
 from islandctl.worker.parallel import Ranks
+from islandctl.worker.text import read_text
 
 from .rehearsal import recipe, write_text
 
