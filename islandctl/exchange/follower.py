@@ -96,7 +96,7 @@ class Follower:
         self.in_touch = True
         """The last call was answered."""
         self.silent_since = 0.0
-        """When it was not: since then, on the process's monotonic clock."""
+        """When it was not: since then it is asked in vain, on the process's monotonic clock."""
         self.stop_round: Commit | None = None
         """The first commit after a stop entry."""
         self.stopping = False
@@ -153,12 +153,13 @@ class Follower:
 
     def _run(self) -> None:
         while not self._latch.closed.is_set() and self._latch.error is None:
+            asked = time.monotonic()
             try:
                 entries = self._transport.entries(self.head, POLL_S if self.caught_up else 0.0)
             except UnreachableError as error:
                 if self.in_touch:
                     log.warning("relay unreachable, trying on: %s", error.message)
-                    self.silent_since = time.monotonic()
+                    self.silent_since = asked
                 self.in_touch = False
                 self._latch.notify()
                 self._latch.pause(PATIENCE_S)

@@ -61,14 +61,19 @@ class Walk:
         )
         todo = [(commit, p) for commit, p in todo if commit.seq <= head]
         began, missed = progress.step, sum(progress.rounds.missed(commit) for commit, _ in todo)
+        dropped = [0] * len(progress.rounds.states)
         for commit, p in todo:
+            before = progress.rounds.states[p].tokens
             if not progress.resolve(p, commit.seq):
                 return False
+            if progress.rounds.missed(commit):
+                dropped[p] += before - progress.rounds.states[p].tokens
             progress.put_forward(progress.rounds.step_of(commit) - progress.step)
         progress.put_forward(min(progress.first_open_step() - 1, progress.schedule.steps) - progress.step)
         log.warning(
             "rejoined at step %d, from step %d: took over %d rounds, %d of them without this cell. What was sent "
-            "counts and is not sent again; what this cell trained and no round counted is dropped",
-            *(progress.step, began, len(todo), missed),
+            "counts and is not sent again; what this cell trained and no round counted is dropped, in its present "
+            "life at most %d tokens of a fragment",
+            *(progress.step, began, len(todo), missed, max(dropped)),
         )
         return True

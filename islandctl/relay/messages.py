@@ -60,6 +60,8 @@ class CellStatus(Model):
     heartbeat: Heartbeat | None = None
     age_s: float | None = None
     """Seconds since the last heartbeat; None: never heard of."""
+    still_s: float | None = None
+    """Seconds since a heartbeat first told the present step; None: never heard of."""
     away: bool = False
     """The late policy counts this cell as gone."""
     packets: int = 0

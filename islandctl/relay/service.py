@@ -83,6 +83,7 @@ class Service:
         self._lock = threading.RLock()
         self._listeners: list[Callable[[], None]] = []
         self._heartbeats: dict[int, tuple[Heartbeat, float]] = {}
+        self._still_since: dict[int, float] = {}
         self._models: dict[int, Outline] = {}
         self._packets: dict[int, int] = defaultdict(int)
         self.bytes_up: dict[int, int] = defaultdict(int)
@@ -254,7 +255,10 @@ class Service:
                         f"cells {cells[cell]} and {cells[heartbeat.cell]} hold out different texts "
                         f"({other.held_out_hash[:12]}, {heartbeat.held_out_hash[:12]})",
                     )
-            self._heartbeats[heartbeat.cell] = (heartbeat, self._clock())
+            now, (last, _) = self._clock(), self._heartbeats.get(heartbeat.cell, (None, 0.0))
+            if last is None or (last.attempt, last.step) != (heartbeat.attempt, heartbeat.step):
+                self._still_since[heartbeat.cell] = now
+            self._heartbeats[heartbeat.cell] = (heartbeat, now)
             rounds = self._rounds
             if heartbeat.spent and heartbeat.attempt == rounds.attempt and not (rounds.stopping or rounds.halted):
                 self._settle(rounds.stop(BY_BUDGET))
@@ -321,11 +325,13 @@ class Service:
 
     def _cell_status(self, cell: int) -> CellStatus:
         heartbeat, seen = self._heartbeats.get(cell, (None, 0.0))
+        now = self._clock()
         return CellStatus(
             cell=cell,
             name=self._rounds.genesis.cells[cell],
             heartbeat=heartbeat,
-            age_s=None if heartbeat is None else max(0.0, self._clock() - seen),
+            age_s=None if heartbeat is None else max(0.0, now - seen),
+            still_s=None if heartbeat is None else max(0.0, now - self._still_since[cell]),
             away=self._rounds.away(cell),
             packets=self._packets[cell],
             bytes_up=self.bytes_up[cell],

@@ -69,6 +69,15 @@ def heartbeat_from(content: bytes, *, cell: int, attempt: int, steps: int, begin
     )
 
 
+def newest_time(content: bytes) -> float | None:
+    """When the newest whole line was written: seconds since 1970, by the site's clock. None: no line tells."""
+    for line in reversed(content.split(b"\n")):
+        entry = _entry(line)
+        if entry is not None and isinstance(entry.get("time"), (int, float)):
+            return float(entry["time"])
+    return None
+
+
 def _entry(line: bytes) -> dict[str, Any] | None:
     try:
         entry = json.loads(line)

@@ -168,6 +168,8 @@ def _mend(
             f"{record.run} still runs on {names}",
             hint=f"islandctl status {record.run}; islandctl stop {record.run} ends it first",
         )
+    if record.reason:  # an end that it was seen to have come to is over
+        record = records.change(record, reason="")
     say(f"{record.run} still runs on {names}: starting again only what does not")
     restart_relay(record, reach, say)
 

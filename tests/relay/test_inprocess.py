@@ -104,6 +104,19 @@ def test_different_held_out_texts_are_refused() -> None:
     assert refused.value.code == "held_out"
 
 
+def test_the_status_tells_for_how_long_a_cell_has_told_the_same_step() -> None:
+    clock = Clock()
+    office = relay(clock=clock)
+    beat = Heartbeat(cell=0, attempt=1, state="training", step=1, steps=9, tokens=1, tokens_per_s=1.0)
+    for step, now in ((1, 10.0), (1, 12.0), (2, 14.0), (2, 16.0)):
+        clock.now = now
+        office.transport(0).heartbeat(beat.model_copy(update={"step": step}))
+    clock.now = 17.0
+    usa, asia = office.status().cells
+    assert (usa.age_s, usa.still_s) == (1.0, 3.0)
+    assert asia.still_s is None
+
+
 def test_a_halt_stops_all_puts() -> None:
     office = relay()
     office.transport(1).halt("anchors differ", 0, 0)

@@ -125,7 +125,9 @@ def heartbeat(cell: int, **changes: Any) -> Heartbeat:
     return Heartbeat.model_validate({**fields, **changes})
 
 
-def relay(beats: dict[int, Heartbeat] | None = None, age_s: float = 1.0, **changes: Any) -> RelayStatus:
+def relay(
+    beats: dict[int, Heartbeat] | None = None, age_s: float = 1.0, still_s: float = 1.0, **changes: Any
+) -> RelayStatus:
     known = {0: heartbeat(0), 1: heartbeat(1)} if beats is None else beats
     fields: dict[str, Any] = {
         "run": "demo",
@@ -134,7 +136,13 @@ def relay(beats: dict[int, Heartbeat] | None = None, age_s: float = 1.0, **chang
         "ledger_seq": 9,
         "ledger_hash": "h",
         "cells": tuple(
-            CellStatus(cell=cell, name=name, heartbeat=known.get(cell), age_s=age_s if cell in known else None)
+            CellStatus(
+                cell=cell,
+                name=name,
+                heartbeat=known.get(cell),
+                age_s=age_s if cell in known else None,
+                still_s=still_s if cell in known else None,
+            )
             for cell, name in enumerate(CELLS)
         ),
         "rounds_committed": 3,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from islandctl.runs.metrics import heartbeat_from
+from islandctl.runs.metrics import heartbeat_from, newest_time
 
 
 def lines(*entries: dict[str, Any]) -> bytes:
@@ -104,6 +104,12 @@ def test_a_failed_checkpoint_is_told_until_one_succeeds() -> None:
     beat = heartbeat_from(lines(TRAIN, bad, good), cell=0, attempt=1, steps=10)
     assert beat is not None
     assert beat.message == ""
+
+
+def test_when_the_newest_whole_line_was_written() -> None:
+    content = lines({**TRAIN, "time": 100.5}, {**TRAIN, "step": 8, "time": 101.25}) + b'{"kind": "train", "time": 1'
+    assert newest_time(content) == 101.25
+    assert newest_time(lines(TRAIN)) is None
 
 
 def test_a_checkpoint_that_is_owed_stays_so_over_the_workers_lives() -> None:
