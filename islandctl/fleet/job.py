@@ -35,7 +35,7 @@ class SupervisorJob(Model):
     outcome: str | None = None
     """File in which the child tells how it ended (``outcome.json``); see docs/architecture.md."""
     progress: str | None = None
-    """File whose growth counts as progress, so that the restart limit starts anew."""
+    """File of JSON lines with ``attempt`` and ``step``. A new highest step is progress: the limit starts anew."""
     restart: RestartPolicy = RestartPolicy()
     stop_timeout_s: float = 60.0
     """Between TERM and KILL."""

@@ -207,11 +207,25 @@ def _signature(path: str | None) -> list[int] | None:
     return [found.st_ino, found.st_size, found.st_mtime_ns]
 
 
-def _size(path: str | None) -> int:
+def furthest(path: str | None) -> tuple[int, int]:
+    """The highest (attempt, step) in the last lines of a file of JSON lines; (0, 0): none.
+
+    A child that always fails at the same step writes the same steps again and again: only a new one is progress.
+    """
+    best = (0, 0)
     try:
-        return os.path.getsize(path or "")
+        with open(path or "", "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - (256 << 10)))
+            lines = file.read().splitlines()
     except OSError:
-        return 0
+        return best
+    for line in lines:
+        try:
+            said = json.loads(line)
+            best = max(best, (int(said["attempt"]), int(said["step"])))
+        except (ValueError, TypeError, LookupError):
+            continue  # torn, or begun before the part that was read
+    return best
 
 
 def utc() -> str:
@@ -364,6 +378,7 @@ class Supervisor:
             self._log(f"taking over from supervisor {held.get('supervisor_pid')}, which was lost")
         self._tell("starting", child_pid=None, outcome_before=before, last=loss(held) if held else "")
         reserve(self._path("exit.json"))
+        self.reached = furthest(self.job.get("progress"))
         # Workers that a lost predecessor has left may be well: they get the time that a checkpoint takes.
         self._end_rest(self._stop_timeout_s() if held is not None else self._grace_s())
         verdict = self._told(before) if held is not None else None
@@ -373,10 +388,11 @@ class Supervisor:
             if self._stop_asked():
                 verdict = {"outcome": "stopped", "reason": self.asked}
                 break
-            before, progress = _signature(self.job.get("outcome")), _size(self.job.get("progress"))
+            before = _signature(self.job.get("outcome"))
             code = self._child(before)
-            if _size(self.job.get("progress")) > progress:
-                self.failures = 0
+            reached = furthest(self.job.get("progress"))
+            if reached > self.reached:
+                self.reached, self.failures = reached, 0
             verdict = self._verdict(code, self._told(before))
             if verdict is None:
                 self.restarts += 1

@@ -22,8 +22,9 @@ from islandctl.errors import (
 
 log = logging.getLogger(__name__)
 _FINAL = (UsageError, PreflightError, DivergenceError, CheckpointError)
-_BROKEN = (AttributeError, ImportError, NameError, SyntaxError, TypeError)
-"""Faults of a program, whatever its data: a repetition would meet them again."""
+_PASSING = (OSError, RuntimeError, MemoryError)
+"""What a repetition may not meet again: a disk, a network, an accelerator (torch's errors are RuntimeErrors), memory.
+Anything else is a fault of the program or its data."""
 FINAL_CODES = frozenset({"halted", "stale", "held_out", "model", "forbidden", "foreign", "token"})
 """Refusals of the relay that a repetition would meet again."""
 RESERVED_BYTES = 16 << 10
@@ -58,7 +59,7 @@ class Outcome(Model):
                 final = error.code in FINAL_CODES
             reason, hint, retry = error.message, error.hint, not final
         else:
-            reason, hint, retry = _unexpected(error, rank), "see islandctl logs", not isinstance(error, _BROKEN)
+            reason, hint, retry = _unexpected(error, rank), "see islandctl logs", _may_pass(error)
         return cls(
             outcome="failed",
             retry=retry,
@@ -75,6 +76,11 @@ class Outcome(Model):
     ) -> Outcome:
         """A good end. ``retry``: only a signal asked for it, and unless the supervisor sent that, it goes on."""
         return cls(outcome=outcome, retry=retry, reason=reason, step=step, at=round(time.time(), 3))
+
+
+def _may_pass(error: BaseException) -> bool:
+    broken = isinstance(error, (NotImplementedError, RecursionError))  # RuntimeErrors, but of the program
+    return isinstance(error, _PASSING) and not broken
 
 
 def _unexpected(error: BaseException, rank: int) -> str:

@@ -147,15 +147,37 @@ def test_the_childs_own_words_about_its_last_end_are_kept(kept: Kept) -> None:
 @pytest.mark.slow
 def test_progress_resets_the_limit(kept: Kept) -> None:
     program = """
-        import os, sys
+        import json, sys
         with open("metrics", "a") as file:
-            file.write("step\\n")
-        lives = open("metrics").read().count("step")
-        sys.exit(0 if lives == 7 else 1)
+            lives = len(open("metrics").readlines())
+            file.write(json.dumps({"attempt": 1, "step": lives}) + "\\n")
+        sys.exit(0 if lives == 6 else 1)
     """
     kept.start(program, progress=str(kept.root / "metrics"))
     state = kept.ended()
     assert (state.outcome, state.restarts) == ("finished", 6)
+
+
+@pytest.mark.slow
+def test_the_same_steps_again_are_no_progress(kept: Kept) -> None:
+    program = """
+        import json, sys
+        with open("metrics", "a") as file:
+            for step in range(30):
+                file.write(json.dumps({"attempt": 1, "step": step}) + "\\n")
+        sys.exit(1)
+    """
+    kept.start(program, progress=str(kept.root / "metrics"))
+    state = kept.ended()
+    assert state.outcome == "failed"
+    assert "exit code 1; 3 restarts without progress" in state.reason
+
+
+def test_progress_is_read_from_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert supervisor.furthest(str(path)) == supervisor.furthest(None) == (0, 0)
+    path.write_text('ep": 90}\n{"attempt": 1, "step": 40}\n{"attempt": 2, "step": 7}\n[]\n{"attempt": 3, "st')
+    assert supervisor.furthest(str(path)) == (2, 7)
 
 
 def outcome(kept: Kept, told: dict[str, Any], code: int) -> SupervisorState:

@@ -30,6 +30,11 @@ from tests.disk import fill, mounted, needs_mount
         (ExchangeError("x"), True),
         (UnreachableError("x"), True),
         (RuntimeError("x\ny"), True),
+        (MemoryError("x"), True),
+        (OSError(28, "no space"), True),
+        (KeyError("x"), False),
+        (ValueError("x"), False),
+        (NotImplementedError("x"), False),
     ],
 )
 def test_what_a_repetition_would_meet_again_is_not_repeated(error: Exception, retry: bool) -> None:
