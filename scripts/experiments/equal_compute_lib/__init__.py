@@ -1,0 +1,1 @@
+"""Equal compute, equal quality: N cells in one process, stacked on a leading dimension."""

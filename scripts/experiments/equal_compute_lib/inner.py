@@ -1,0 +1,75 @@
+"""The inner optimizer of stacked cells: each cell's gradient is clipped and applied by itself."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from islandctl.config.recipe import Schedule
+from islandctl.worker.optimizer import learning_rate
+from scripts.experiments.equal_compute_lib.model import Values
+from scripts.experiments.equal_compute_lib.settings import Inner
+
+
+class Stack:
+    """C cells' values and their optimizer's state.
+
+    Args:
+        values: (C, *shape) each.
+        inner: settings of the optimizer.
+        steps: of the whole run, for the learning rate.
+    """
+
+    def __init__(self, values: Values, inner: Inner, steps: int) -> None:
+        self.inner, self.steps = inner, steps
+        self.values = {name: value.clone().requires_grad_() for name, value in values.items()}
+        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+            [
+                {"params": [v for v in self.values.values() if v.ndim > 2], "weight_decay": inner.weight_decay},
+                {"params": [v for v in self.values.values() if v.ndim <= 2], "weight_decay": 0.0},
+            ],
+            betas=inner.betas,
+            fused=True,
+        )
+
+    def widen(self, cells: int) -> Stack:
+        """``cells`` copies of this one cell, state of the optimizer included."""
+        wide = Stack({name: _repeat(value.detach(), cells) for name, value in self.values.items()}, self.inner, self.steps)
+        for ours, theirs in zip(self.values.values(), wide.values.values(), strict=True):
+            state = self.optimizer.state[ours]
+            wide.optimizer.state[theirs] = {
+                key: _repeat(part, cells) if part.shape == ours.shape else part.clone() for key, part in state.items()
+            }
+        return wide
+
+    def step(self, loss: Tensor, done: int) -> None:
+        """One inner step down the sum of the cells' losses.
+
+        Args:
+            done: finished steps before this one.
+        """
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._clip()
+        warmup = int(self.inner.warmup * self.steps)
+        rate = learning_rate(
+            done,
+            steps=self.steps,
+            peak=self.inner.lr,
+            schedule=Schedule(warmup=warmup, decay="cosine", final=self.inner.final),
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    @torch.no_grad()
+    def _clip(self) -> None:
+        grads = [value.grad for value in self.values.values() if value.grad is not None]
+        square_C = torch.stack([grad.flatten(1).square().sum(1) for grad in grads]).sum(0)
+        scale_C = (self.inner.clip / (square_C.sqrt() + 1e-6)).clamp(max=1.0)
+        for grad in grads:
+            grad.mul_(scale_C.view(-1, *[1] * (grad.ndim - 1)))
+
+
+def _repeat(part: Tensor, cells: int) -> Tensor:
+    return part.expand(cells, *part.shape[1:]).contiguous()

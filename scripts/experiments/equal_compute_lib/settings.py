@@ -1,0 +1,101 @@
+"""What one training run of the experiment depends on. Two runs with equal settings have equal results."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from islandctl.ledger.packet import canonical_json
+
+VERSION = 1
+"""Of what the settings mean: raised when the code changes what a run with given settings does."""
+
+
+class Frozen(BaseModel):
+    """Values that never change; unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Model(Frozen):
+    """The decoder. The default has 97,000 parameters: one run takes minutes on one core."""
+
+    layers: int = 4
+    width: int = 32
+    heads: int = 2
+    hidden: int = 20
+    experts: int = 8
+    active: int = 2
+    sequence: int = 64
+    balance: float = 0.01
+
+
+class Inner(Frozen):
+    """The optimizer inside a cell: the same fields for every arm."""
+
+    kind: Literal["adamw", "shampoo"] = "adamw"
+    lr: float = 1e-2
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    clip: float = 1.0
+    warmup: float = 0.05
+    """Share of the steps in which the rate rises from 0."""
+    final: float = 0.0
+    """Share of the peak rate that the cosine ends at."""
+
+
+class Anchored(Frozen):
+    """The two-site exchange: all cells share one anchor."""
+
+    kind: Literal["anchor"] = "anchor"
+    window: int = 50
+    fragments: int = 4
+    overlap: int = 5
+    codec: str = "int8"
+    feedback: float = 1.0
+    """β: the share of the residual that goes with the next packet; 0: no error feedback."""
+    apply: Literal["carry", "blend"] = "carry"
+    alpha: float = 0.5
+    outer_lr: float = 0.7
+    outer_momentum: float = 0.9
+
+
+class Butterfly(Frozen):
+    """2^k cells mix in pairs, no shared anchor."""
+
+    kind: Literal["butterfly"] = "butterfly"
+    window: int = 8
+    fragments: int = 4
+    overlap: int = 1
+    codec: str = "bf16"
+    feedback: float = 1.0
+
+
+class Run(Frozen):
+    """One training run."""
+
+    model: Model = Model()
+    inner: Inner = Inner()
+    steps: int = 1500
+    batch: int = 256
+    """Sequences per step over all cells together."""
+    cells: int = 1
+    joint: int = 0
+    """The first steps, in which all cells take one ordinary step together (the joint warm-up)."""
+    alone: bool = False
+    """In the first ``joint`` steps one cell trains by itself, on its own share of the batch; it then seeds all."""
+    exchange: Anchored | Butterfly | None = Field(default=None, discriminator="kind")
+    """None: ordinary training of one cell."""
+    average: float = 0.0
+    """Decay of an average of the values over steps that is evaluated beside them; 0: none."""
+    held_out: int = 2048
+    """Sequences of held-out text."""
+    seed: int = 0
+    version: int = VERSION
+
+    @property
+    def key(self) -> str:
+        """Hash of all settings; the name of the result's file."""
+        return hashlib.sha256(canonical_json(self.model_dump(mode="json"))).hexdigest()[:16]
