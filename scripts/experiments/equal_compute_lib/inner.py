@@ -34,7 +34,9 @@ class Stack:
 
     def widen(self, cells: int) -> Stack:
         """``cells`` copies of this one cell, state of the optimizer included."""
-        wide = Stack({name: _repeat(value.detach(), cells) for name, value in self.values.items()}, self.inner, self.steps)
+        wide = Stack(
+            {name: _repeat(value.detach(), cells) for name, value in self.values.items()}, self.inner, self.steps
+        )
         for ours, theirs in zip(self.values.values(), wide.values.values(), strict=True):
             state = self.optimizer.state[ours]
             wide.optimizer.state[theirs] = {

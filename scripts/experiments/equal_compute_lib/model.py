@@ -102,11 +102,11 @@ def _mix(model: Model, values: Values, layer: int, x_CND: Tensor) -> tuple[Tenso
     sizes = counts.tolist()
     rows = _take(x_CND.unsqueeze(2).expand(C, N, A, D).reshape(-1, D), order, back)
     gate_up = values[f"blocks.{layer}.ffn.gate_up"].flatten(0, 1).unbind(0)
-    hidden = torch.cat([part @ weight for part, weight in zip(rows.split(sizes), gate_up, strict=True)])
+    hidden = torch.cat([part @ weight for part, weight in zip(torch.split(rows, sizes), gate_up, strict=True)])
     gate, up = hidden.chunk(2, dim=-1)
     hidden = F.silu(gate) * up * _take(gates_CNA.view(-1, 1), order, back)
     down = values[f"blocks.{layer}.ffn.down"].flatten(0, 1).unbind(0)
-    rows = torch.cat([part @ weight for part, weight in zip(hidden.split(sizes), down, strict=True)])
+    rows = torch.cat([part @ weight for part, weight in zip(torch.split(hidden, sizes), down, strict=True)])
     y_CND = _take(rows, back, order).view(C, N, A, D).sum(2)
 
     share_CE = counts.view(C, E).float() / (N * A)
@@ -139,7 +139,7 @@ def bits_per_byte(model: Model, values: Values, text_BS: Tensor, *, batch: int =
     """Each cell's bits per byte on the same held-out sequences."""
     cells = next(iter(values.values())).shape[0]
     total_C = torch.zeros(cells, dtype=torch.float64)
-    for part in text_BS.split(max(1, batch // cells)):
+    for part in torch.split(text_BS, max(1, batch // cells)):
         nats_C, _ = losses(model, values, part.expand(cells, *part.shape))
         total_C += nats_C.double() * len(part)
     return [float(x) for x in total_C / len(text_BS) / math.log(2)]
