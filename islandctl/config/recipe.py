@@ -84,12 +84,12 @@ class DataRecipe(Settings):
 
 
 class Optimizer(Settings):
-    """The inner optimizer."""
+    """The inner optimizer. Norms, routers, embeddings and the head are on AdamW with every ``kind``."""
 
-    kind: Literal["adamw"] = "adamw"
-    """Decoupled weight decay."""
+    kind: Literal["adamw", "shampoo", "soap", "muon"] = "adamw"
+    """All with decoupled weight decay. ``soap`` needs the package pytorch-optimizer on the sites."""
     lr: float = Field(gt=0, le=100)
-    """Peak of the learning rate."""
+    """Peak of the learning rate. All kinds take steps of about AdamW's size."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     """0.95 rather than torch's 0.999: the usual choice for language models at short horizons."""
     eps: float = Field(default=1e-8, gt=0)
@@ -98,6 +98,35 @@ class Optimizer(Settings):
     """The usual choice for language models."""
     clip: float = Field(default=1.0, gt=0)
     """Gradients are clipped to this norm."""
+    refresh: int | None = Field(default=None, ge=1)
+    """Only ``shampoo`` and ``soap``: steps from one decomposition to the next. Left out: 20 and 10."""
+    factor_beta: Beta | None = None
+    """Only ``shampoo`` and ``soap``: how long row and column covariances remember. Left out: the second of betas."""
+    block: int | None = Field(default=None, ge=8)
+    """Only ``shampoo``: larger matrices are cut into blocks with at most this side. Left out: 1024."""
+    damping: float | None = Field(default=None, gt=0, le=1)
+    """Only ``shampoo``: added to a covariance, relative to its largest eigenvalue. Left out: 1e-6."""
+    graft: Literal["adam", "none"] | None = None
+    """Only ``shampoo``: whose length a block's step has, Adam's or Shampoo's own. Left out: ``adam``."""
+    momentum: Beta | None = None
+    """Only ``muon``: of its matrices; betas are for the rest. Left out: 0.95."""
+
+    @model_validator(mode="after")
+    def _keys_fit_the_kind(self) -> Optimizer:
+        for key, kinds in _ONLY_FOR.items():
+            if getattr(self, key) is not None and self.kind not in kinds:
+                raise ValueError(f"key '{key}' is only for kind: {' or '.join(kinds)}, not {self.kind}")
+        return self
+
+
+_ONLY_FOR = {
+    "refresh": ("shampoo", "soap"),
+    "factor_beta": ("shampoo", "soap"),
+    "block": ("shampoo",),
+    "damping": ("shampoo",),
+    "graft": ("shampoo",),
+    "momentum": ("muon",),
+}
 
 
 class Schedule(Settings):

@@ -1,17 +1,20 @@
-"""The inner optimizer: AdamW (Loshchilov & Hutter 2019), its schedule and clipping."""
+"""The inner optimizer: which kind steps which parameter, its schedule and clipping."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Protocol
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from islandctl.config.recipe import Schedule, Training
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
+from islandctl.config.recipe import Optimizer, Schedule, Training
+from islandctl.worker.optimizers.adamw import AdamW
+from islandctl.worker.optimizers.groups import is_matrix
+from islandctl.worker.optimizers.muon import Muon
+from islandctl.worker.optimizers.named_shampoo import NamedShampoo
+from islandctl.worker.optimizers.soap import Soap
 
 
 def learning_rate(step: int, *, steps: int, peak: float, schedule: Schedule) -> float:
@@ -25,35 +28,41 @@ def learning_rate(step: int, *, steps: int, peak: float, schedule: Schedule) -> 
     return peak * (1 - (1 - schedule.final) * fall)
 
 
-class InnerOptimizer:
-    """AdamW over named parameters; decay only on matrices, clipped by the norm over all of them.
+class Part(Protocol):
+    """An optimizer of some of the parameters."""
 
-    Its state exists from the start (zeros), under the parameters' names, so that a checkpoint has the same keys
-    at every step.
+    def step(self, lr: float) -> None:
+        """One step from the parameters' gradients."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All its state, as the tensors themselves: the same keys at every step, to be filled in place."""
+
+
+def parts(parameters: Mapping[str, nn.Parameter], recipe: Optimizer) -> list[Part]:
+    """The optimizers that the recipe's ``kind`` means; norms, routers, embeddings and head are always AdamW's."""
+    if recipe.kind == "adamw":
+        return [AdamW(parameters, recipe)]
+    if recipe.kind == "shampoo":
+        return [NamedShampoo(parameters, recipe)]
+    matrices = {name: p for name, p in parameters.items() if is_matrix(name, p.shape)}
+    others = {name: p for name, p in parameters.items() if name not in matrices}
+    if not matrices:
+        return [AdamW(others, recipe)]
+    first: Part = Muon(matrices, recipe) if recipe.kind == "muon" else Soap(matrices, recipe)
+    return [first, AdamW(others, recipe)]
+
+
+class InnerOptimizer:
+    """The recipe's optimizer over named parameters, clipped by the norm over all of them.
+
+    Its state exists from the start, under the parameters' names, so that a checkpoint has the same keys at every
+    step.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], training: Training) -> None:
         self.parameters = dict(parameters)
         self.training = training
-        recipe = training.optimizer
-        matrices = [p for p in self.parameters.values() if p.ndim >= 2]
-        vectors = [p for p in self.parameters.values() if p.ndim < 2]
-        self.adamw = torch.optim.AdamW(
-            [
-                {"params": matrices, "weight_decay": recipe.weight_decay},
-                {"params": vectors, "weight_decay": 0.0},
-            ],
-            lr=recipe.lr,
-            betas=recipe.betas,
-            eps=recipe.eps,
-            foreach=True,
-        )
-        for parameter in self.parameters.values():
-            self.adamw.state[parameter] = {
-                "step": torch.tensor(0.0),
-                "exp_avg": torch.zeros_like(parameter.detach()),
-                "exp_avg_sq": torch.zeros_like(parameter.detach()),
-            }
+        self.parts = parts(self.parameters, training.optimizer)
 
     def step(self, step: int) -> tuple[float, float]:
         """Clip, step and clear the gradients.
@@ -70,16 +79,16 @@ class InnerOptimizer:
         norm = nn.utils.clip_grad_norm_(self.parameters.values(), self.training.optimizer.clip, foreach=True)
         if isinstance(norm, DTensor):
             norm = norm.full_tensor()
-        for group in self.adamw.param_groups:
-            group["lr"] = rate
-        self.adamw.step()
-        self.adamw.zero_grad(set_to_none=True)
+        for part in self.parts:
+            part.step(rate)
+        for parameter in self.parameters.values():
+            parameter.grad = None
         return float(norm), rate
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state as the tensors themselves: ``<parameter>/exp_avg``, ``/exp_avg_sq``, ``/step``."""
-        return {
-            f"{name}/{key}": self.adamw.state[parameter][key]
-            for name, parameter in self.parameters.items()
-            for key in (*MOMENTS, "step")
-        }
+        """The state as the tensors themselves, by ``<parameter>/<what>``: ``w/exp_avg``, ``w/step``, …
+
+        What belongs to one rank's part of a sharded parameter ends in ``.rank-<n>``: Shampoo and SOAP precondition
+        what a rank holds, so their state is bound to the number of ranks.
+        """
+        return {key: tensor for part in self.parts for key, tensor in part.tensors().items()}
