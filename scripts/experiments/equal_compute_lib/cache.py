@@ -34,7 +34,7 @@ class Cache:
         """Keep a result; whole or not at all."""
         self.folder.mkdir(parents=True, exist_ok=True)
         aside = self.path(run).with_suffix(f".{os.getpid()}.tmp")
-        content = {"settings": run.model_dump(mode="json", exclude_defaults=True), "result": result}
+        content = {"settings": run.told(), "result": result}
         aside.write_text(json.dumps(content, indent=1) + "\n")
         aside.replace(self.path(run))
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from islandctl.config.recipe import Schedule
 from islandctl.worker.optimizer import learning_rate
+from islandctl.worker.optimizers import Shampoo, param_groups
 from scripts.experiments.equal_compute_lib.model import Values
 from scripts.experiments.equal_compute_lib.settings import Inner
 
@@ -23,14 +24,7 @@ class Stack:
     def __init__(self, values: Values, inner: Inner, steps: int) -> None:
         self.inner, self.steps = inner, steps
         self.values = {name: value.clone().requires_grad_() for name, value in values.items()}
-        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-            [
-                {"params": [v for v in self.values.values() if v.ndim > 2], "weight_decay": inner.weight_decay},
-                {"params": [v for v in self.values.values() if v.ndim <= 2], "weight_decay": 0.0},
-            ],
-            betas=inner.betas,
-            fused=True,
-        )
+        self.optimizer = _optimizer(self.values, inner)
 
     def widen(self, cells: int) -> Stack:
         """``cells`` copies of this one cell, state of the optimizer included."""
@@ -38,10 +32,13 @@ class Stack:
             {name: _repeat(value.detach(), cells) for name, value in self.values.items()}, self.inner, self.steps
         )
         for ours, theirs in zip(self.values.values(), wide.values.values(), strict=True):
-            state = self.optimizer.state[ours]
-            wide.optimizer.state[theirs] = {
-                key: _repeat(part, cells) if part.shape == ours.shape else part.clone() for key, part in state.items()
-            }
+            target = wide.optimizer.state[theirs]
+            for key, part in self.optimizer.state[ours].items():
+                wider = part if key == "step" else _repeat(part, cells)
+                if key in target:
+                    target[key].copy_(wider)
+                else:
+                    target[key] = wider.clone()
         return wide
 
     def step(self, loss: Tensor, done: int) -> None:
@@ -73,5 +70,22 @@ class Stack:
             grad.mul_(scale_C.view(-1, *[1] * (grad.ndim - 1)))
 
 
+def _optimizer(values: Values, inner: Inner) -> torch.optim.Optimizer:
+    if inner.kind == "shampoo":
+        groups = param_groups(values, weight_decay=inner.weight_decay, batch_dims=1)
+        return Shampoo(groups, batch_dims=1, betas=inner.betas, refresh=inner.refresh)
+    matrices = [value for value in values.values() if value.ndim > 2]
+    vectors = [value for value in values.values() if value.ndim <= 2]
+    return torch.optim.AdamW(
+        [
+            {"params": matrices, "weight_decay": inner.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ],
+        betas=inner.betas,
+        fused=True,
+    )
+
+
 def _repeat(part: Tensor, cells: int) -> Tensor:
-    return part.expand(cells, *part.shape[1:]).contiguous()
+    """``cells`` copies along the first dimension; the cell is the outermost of what the dimension numbers."""
+    return part.repeat(cells, *[1] * (part.ndim - 1))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from islandctl.ledger.packet import canonical_json
 
 VERSION = 1
-"""Of what the settings mean: raised when the code changes what a run with given settings does."""
+"""Of what the settings mean: raised when a default changes, or what the code makes of given settings."""
 
 
 class Frozen(BaseModel):
@@ -37,6 +37,8 @@ class Inner(Frozen):
 
     kind: Literal["adamw", "shampoo"] = "adamw"
     lr: float = 1e-2
+    refresh: int = 20
+    """Of Shampoo's roots, in steps."""
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
     clip: float = 1.0
@@ -88,14 +90,18 @@ class Run(Frozen):
     """In the first ``joint`` steps one cell trains by itself, on its own share of the batch; it then seeds all."""
     exchange: Anchored | Butterfly | None = Field(default=None, discriminator="kind")
     """None: ordinary training of one cell."""
-    average: float = 0.0
-    """Decay of an average of the values over steps that is evaluated beside them; 0: none."""
     held_out: int = 2048
     """Sequences of held-out text."""
     seed: int = 0
-    version: int = VERSION
+
+    def told(self) -> dict[str, Any]:
+        """All that differs from the defaults; ``Run.model_validate`` takes it back."""
+        changes = self.model_dump(mode="json", exclude_defaults=True)
+        if self.exchange is not None:
+            changes["exchange"] = {"kind": self.exchange.kind} | changes.get("exchange", {})
+        return changes
 
     @property
     def key(self) -> str:
-        """Hash of all settings; the name of the result's file."""
-        return hashlib.sha256(canonical_json(self.model_dump(mode="json"))).hexdigest()[:16]
+        """Hash of the settings, the name of the result's file. A new setting with a default keeps old names."""
+        return hashlib.sha256(canonical_json({"version": VERSION} | self.told())).hexdigest()[:16]
