@@ -93,13 +93,14 @@ def test_stacked_cells_train_as_they_would_alone(kind: Literal["adamw", "shampoo
 
 
 def test_the_cells_share_the_ordinary_batch() -> None:
-    (whole,) = next(batches(sequence=16, batch=8, cells=1, seed=5))
-    parts = next(batches(sequence=16, batch=8, cells=4, seed=5))
+    run = Run(model=TINY, seed=5)
+    (whole,) = next(batches(run, batch=8, cells=1))
+    parts = next(batches(run, batch=8, cells=4))
     assert parts.shape == (4, 2, 17)
     assert sorted(map(tuple, whole.tolist())) == sorted(tuple(row) for part in parts.tolist() for row in part)
-    source = batches(sequence=16, batch=8, cells=1, seed=5)
+    source = batches(run, batch=8, cells=1)
     next(source)
-    after = next(batches(sequence=16, batch=8, cells=4, seed=5, skip=8))
+    after = next(batches(run, batch=8, cells=4, skip=8))
     assert sorted(map(tuple, next(source)[0].tolist())) == sorted(
         tuple(row) for part in after.tolist() for row in part
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ class Cache:
         """Keep a result; whole or not at all."""
         self.folder.mkdir(parents=True, exist_ok=True)
         aside = self.path(run).with_suffix(f".{os.getpid()}.tmp")
-        content = {"settings": run.told(), "result": result}
+        content = {"settings": run.told(), "commit": commit(), "result": result}
         aside.write_text(json.dumps(content, indent=1) + "\n")
         aside.replace(self.path(run))
 
@@ -45,3 +46,10 @@ class Cache:
             found = train(run, tell)
             self.put(run, found)
         return found
+
+
+def commit() -> str | None:
+    """The commit that this code is at; None: not in a repository."""
+    place = Path(__file__).parent
+    answer = subprocess.run(["git", "rev-parse", "HEAD"], cwd=place, capture_output=True, text=True, check=False)
+    return answer.stdout.strip() or None

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from islandctl.config.recipe import STDLIB
 from islandctl.ledger.packet import canonical_json
 
 VERSION = 1
@@ -90,6 +91,8 @@ class Run(Frozen):
     """In the first ``joint`` steps one cell trains by itself, on its own share of the batch; it then seeds all."""
     exchange: Anchored | Butterfly | None = Field(default=None, discriminator="kind")
     """None: ordinary training of one cell."""
+    text: str = STDLIB
+    """Files or folders, as the recipe's ``data.paths``; or Python's own sources."""
     held_out: int = 2048
     """Sequences of held-out text."""
     seed: int = 0

@@ -33,11 +33,11 @@ def train(run: Run, tell: Callable[[str], None] = lambda line: None) -> dict[str
     torch.set_num_threads(1)
     began, cpu = time.monotonic(), _cpu_s()
     model, sequence = run.model, run.model.sequence
-    test_BS = held_out(sequence, run.held_out)
+    test_BS = held_out(run)
     stack = Stack(initial(model, run.seed), run.inner, run.steps)
     joint = run.joint if run.exchange is not None else run.steps
     first = run.batch // run.cells if run.alone else run.batch
-    source = batches(sequence=sequence, batch=first, cells=1, seed=run.seed)
+    source = batches(run, batch=first, cells=1)
     exchange: AnchoredExchange | ButterflyExchange | None = None
     curve: list[tuple[int, float]] = []
     train_loss = math.nan
@@ -45,9 +45,7 @@ def train(run: Run, tell: Callable[[str], None] = lambda line: None) -> dict[str
     for step in range(1, run.steps + 1):
         if step == joint + 1 and run.exchange is not None:
             stack = stack.widen(run.cells)
-            source = batches(
-                sequence=sequence, batch=run.batch, cells=run.cells, seed=run.seed, skip=joint * run.batch
-            )
+            source = batches(run, batch=run.batch, cells=run.cells, skip=joint * run.batch)
             kind = AnchoredExchange if isinstance(run.exchange, Anchored) else ButterflyExchange
             exchange = kind(stack.values, run.exchange, steps=run.steps - joint, seed=run.seed)  # type: ignore[arg-type]
         text_CBS = next(source)

@@ -1,1 +1,0 @@
-"""Equal compute, equal quality: N cells in one process, stacked on a leading dimension."""
