@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from islandctl.config.codec import FACTS, CodecName, Rounding, block_trouble, rounding_trouble
 from islandctl.config.model import Name, Settings
 from islandctl.config.site import Bandwidth, RoundTrip, checked_address
 from islandctl.config.units import Seconds, Share, parse_seconds, within
@@ -198,12 +199,43 @@ class Exchange(Settings):
     """``carry``: steps made meanwhile are kept whole. ``blend`` (not launched yet): mixed by alpha."""
     alpha: Share = 0.5
     """For ``blend``: the share of the cell's own value that is kept."""
-    codec: Literal["fp32", "bf16", "int8"] = "int8"
-    """How values travel; norms, routers and embeddings always go as bf16."""
+    codec: CodecName = "int8"
+    """How values travel; norms, routers, embeddings and what ``exact`` names go as bf16 (with ``fp32``: whole)."""
+    rounding: Rounding | None = None
+    """Left out: ``stochastic`` for int8 and int4, ``nearest`` for the others, which know no other."""
+    block: int | None = None
+    """Values per scale. Left out: 256 for int8, 128 for int4, 64 for 2bit."""
+    feedback: Share | None = None
+    """Share of what compression left out that goes with the next packet. Left out: 1, with 2bit 0.95."""
+    exact: tuple[str, ...] = ()
+    """Patterns of more parameters that go as bf16, such as ``*.attention.*``."""
     outer: Outer = Outer()
     late: Late = Late()
     chunk: int = Field(default=4_194_304, ge=256)
     """Values per chunk. 4 Mi values are 16 MiB of fp32, 4 MiB of int8: small enough to resend, large to stream."""
+
+    @field_validator("rounding")
+    @classmethod
+    def _codec_rounds_so(cls, rounding: Rounding | None, info: ValidationInfo) -> Rounding | None:
+        codec: CodecName | None = info.data.get("codec")
+        if rounding is not None and codec is not None and (trouble := rounding_trouble(codec, rounding)):
+            raise ValueError(trouble)
+        return rounding
+
+    @field_validator("block")
+    @classmethod
+    def _codec_takes_block(cls, block: int | None, info: ValidationInfo) -> int | None:
+        codec: CodecName | None = info.data.get("codec")
+        if block is not None and codec is not None:
+            rounding = info.data.get("rounding") or FACTS[codec].rounding
+            if trouble := block_trouble(codec, rounding, block):
+                raise ValueError(trouble)
+        return block
+
+    @property
+    def beta(self) -> float:
+        """β of error feedback: the recipe's, or the codec's usual one."""
+        return FACTS[self.codec].feedback if self.feedback is None else self.feedback
 
     @model_validator(mode="after")
     def _consistent(self) -> Exchange:

@@ -9,6 +9,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 
 from islandctl.errors import ConfigError
@@ -97,7 +98,9 @@ class FragmentMap:
         )
 
 
-def fragment_map(parameters: Sequence[tuple[str, Sequence[int]]], num_fragments: int, chunk: int) -> FragmentMap:
+def fragment_map(
+    parameters: Sequence[tuple[str, Sequence[int]]], num_fragments: int, chunk: int, exact: Sequence[str] = ()
+) -> FragmentMap:
     """Place every parameter in exactly one fragment.
 
     Transformer blocks go to fragments in turn (strided, Streaming DiLoCo, arXiv 2501.18512); a block is what shares
@@ -108,9 +111,11 @@ def fragment_map(parameters: Sequence[tuple[str, Sequence[int]]], num_fragments:
         parameters: (dotted name, shape) in any order.
         num_fragments: fragments.
         chunk: values per chunk; the last chunk of a region is shorter.
+        exact: patterns of names that are sent as bf16, beside those of ``is_exact``.
 
     Raises:
-        ConfigError: a name twice, an empty parameter, more fragments than blocks, or an empty fragment.
+        ConfigError: a name twice, an empty parameter, more fragments than blocks, an empty fragment, or a pattern
+            that no name fits.
     """
     names = [name for name, _ in parameters]
     if len(set(names)) != len(names):
@@ -118,6 +123,11 @@ def fragment_map(parameters: Sequence[tuple[str, Sequence[int]]], num_fragments:
     empty = [name for name, shape in parameters if math.prod(shape) == 0]
     if empty:
         raise ConfigError(f"parameter '{empty[0]}' has no values")
+    idle = next((one for one in exact if not any(fnmatchcase(name, one) for name in names)), None)
+    if idle is not None:
+        raise ConfigError(
+            f"exchange.exact: no parameter fits '{idle}'", hint=f"the model's names look like '{names[-1]}'"
+        )
     blocks = sorted({block for name in names if (block := _block(name)) is not None})
     if num_fragments > max(1, len(blocks)):
         raise ConfigError(
@@ -144,22 +154,28 @@ def fragment_map(parameters: Sequence[tuple[str, Sequence[int]]], num_fragments:
     for index, member in enumerate(members):
         if not member:
             raise ConfigError(f"exchange.fragments: fragment {index} of {num_fragments} is empty")
-        fragments.append(_fragment(index, member, chunk, num_chunks))
+        fragments.append(_fragment(index, member, chunk, num_chunks, exact))
         num_chunks += len(fragments[-1].chunks)
     return FragmentMap(tuple(fragments))
 
 
-def is_exact(name: str, shape: Sequence[int]) -> bool:
-    """Norms and biases (one dimension), routers and embeddings: few values, or values that tolerate little noise."""
-    return len(shape) <= 1 or "router" in name or "embed" in name
+def is_exact(name: str, shape: Sequence[int], patterns: Sequence[str] = ()) -> bool:
+    """Norms and biases (one dimension), routers and embeddings: few values, or values that tolerate little noise.
+
+    And what one of ``patterns`` names.
+    """
+    small = len(shape) <= 1 or "router" in name or "embed" in name
+    return small or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _fragment(index: int, member: list[tuple[str, tuple[int, ...]]], chunk: int, first_chunk: int) -> Fragment:
-    ordered = sorted(member, key=lambda item: (not is_exact(*item), _natural(item[0])))
+def _fragment(
+    index: int, member: list[tuple[str, tuple[int, ...]]], chunk: int, first_chunk: int, patterns: Sequence[str]
+) -> Fragment:
+    ordered = sorted(member, key=lambda item: (not is_exact(item[0], item[1], patterns), _natural(item[0])))
     placements: list[Placement] = []
     start = 0
     for name, shape in ordered:
-        placements.append(Placement(name, shape, start, is_exact(name, shape)))
+        placements.append(Placement(name, shape, start, is_exact(name, shape, patterns)))
         start = placements[-1].end
     border = sum(placement.numel for placement in placements if placement.exact)
     bounds = [(low, min(low + chunk, border), True) for low in range(0, border, chunk)]

@@ -106,13 +106,13 @@ class Rounds:
                     self._courier.resend(self._assignment(p, flight, chunk), payload, codec)
 
     def _owed(self, p: int) -> dict[int, Tensor]:
-        """v = (anchor − value) + residual of this rank's chunks; its first part's norm goes to the metrics."""
+        """v = (anchor − value) + β·residual of this rank's chunks; its first part's norm goes to the metrics."""
         state = self.states[p]
         vectors, moved = self._shards.gather(self._map.fragments[p]), 0.0
         for c, value in vectors.items():
             delta = torch.sub(state.anchor[c], value)
             moved += float(torch.dot(delta, delta))
-            vectors[c] = torch.add(delta, state.residual[c])
+            vectors[c] = torch.add(delta, state.residual[c].mul(self._settings.beta))
         (moved,) = self._ranks.sum([moved])
         self.metrics.norm[p] = math.sqrt(moved) if math.isfinite(moved) else None
         return vectors
@@ -139,7 +139,10 @@ class Rounds:
         if self._schedule.is_final(window):
             return codec_named("fp32")
         exact = chunk.exact and self._settings.codec != "fp32"
-        return codec_named("bf16" if exact else self._settings.codec)
+        if exact:
+            return codec_named("bf16")
+        settings = self._settings
+        return codec_named(settings.codec, block=settings.block, rounding=settings.rounding)
 
     # A round ends
 

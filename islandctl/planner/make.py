@@ -15,7 +15,7 @@ from islandctl.planner import memory, speed, wan
 from islandctl.planner.catalogue import CPU, Accelerator, accelerator
 from islandctl.planner.cells import make_cells
 from islandctl.planner.cost import cost_finding, cost_per_hour
-from islandctl.planner.fragments import FragmentSize, fragment_sizes
+from islandctl.planner.fragments import FragmentSize, fragment_sizes, unused_pattern
 from islandctl.planner.limits import not_yet
 from islandctl.planner.parameters import Counts, parameters
 from islandctl.planner.plan import CellEstimate, CellPlan, Figure, Finding, Plan, config_hash
@@ -39,6 +39,12 @@ def make_plan(recipe: Loaded[Recipe], sites: Sequence[Loaded[SiteProfile]]) -> P
             f"{recipe.at('exchange', 'fragments')}: exchange.fragments: {error}",
             hint=f"set exchange.fragments to at most {recipe.value.model.layers}",
         ) from error
+    unused = unused_pattern(recipe.value.model, recipe.value.exchange)
+    if unused is not None:
+        raise ConfigError(
+            f"{recipe.at('exchange', 'exact')}: exchange.exact: no parameter of the model fits '{unused}'",
+            hint="names look like blocks.0.attention.q.weight; * stands for anything",
+        )
     known = {site.value.name: (site.value, accelerator(site)) for site in sites}
     cells_on = Counter(cell.site for cell in cells)
     links = {cell.name: wan.link_of(known[cell.site][0], recipe.value, cells_on[cell.site]) for cell in cells}

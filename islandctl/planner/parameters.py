@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 from islandctl.config.model import Model
 from islandctl.config.recipe import ModelRecipe
 
@@ -18,20 +21,13 @@ class Counts(Model):
     head: int
     active: int
     """Parameters that one token is multiplied with: everything but the embedding (a look-up) and idle experts."""
-    layer_small: int
-    """Norms and router of one block."""
-    layer_large: int
-    """Attention and experts of one block."""
+    layer: int
+    """One block, all kinds together."""
 
     @property
     def total(self) -> int:
         """All parameters."""
         return self.embedding + self.attention + self.norms + self.router + self.experts + self.head
-
-    @property
-    def layer(self) -> int:
-        """One block, all kinds together."""
-        return self.layer_small + self.layer_large
 
 
 def kv_width(model: ModelRecipe) -> int:
@@ -68,6 +64,41 @@ def parameters(model: ModelRecipe) -> Counts:
         experts=layers * num_experts * matrix,
         head=vocabulary,
         active=layers * (attention + norms + router + num_active * matrix) + model.width + vocabulary,
-        layer_small=norms + router,
-        layer_large=attention + num_experts * matrix,
+        layer=norms + router + attention + num_experts * matrix,
     )
+
+
+class NamedParameter(NamedTuple):
+    """One parameter of the worker's decoder."""
+
+    name: str
+    values: int
+    few: bool
+    """Of a norm, a router or the embedding."""
+    layer: int | None
+    """Number of its block; None: in none."""
+
+
+def named_parameters(model: ModelRecipe) -> Iterator[NamedParameter]:
+    """All of them: block by block, then what is in none, the largest first."""
+    width, key, matrix = model.width, kv_width(model), (model.experts or 1) * model.width * model.hidden
+    weight = "" if model.experts else ".weight"  # the experts' matrices are stacked, a dense layer's are modules
+    of_block = {
+        "attention_norm.weight": (width, True),
+        "attention.q.weight": (width * width, False),
+        "attention.k.weight": (width * key, False),
+        "attention.v.weight": (width * key, False),
+        "attention.o.weight": (width * width, False),
+        "ffn_norm.weight": (width, True),
+        f"ffn.gate{weight}": (matrix, False),
+        f"ffn.up{weight}": (matrix, False),
+        f"ffn.down{weight}": (matrix, False),
+    }
+    if model.experts:
+        of_block["ffn.router.weight"] = (width * model.experts, True)
+    for layer in range(model.layers):
+        for name, (values, few) in of_block.items():
+            yield NamedParameter(f"blocks.{layer}.{name}", values, few, layer)
+    yield NamedParameter("embedding.weight", model.vocabulary * width, True, None)
+    yield NamedParameter("head.weight", model.vocabulary * width, False, None)
+    yield NamedParameter("norm.weight", width, True, None)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from islandctl.config.load import load_recipe, load_site, text_hash
-from islandctl.config.recipe import Recipe
+from islandctl.config.recipe import Exchange, Recipe
 from islandctl.config.schema import json_schema
 from islandctl.config.site import SiteProfile
 from islandctl.errors import ConfigError
@@ -170,6 +170,24 @@ def test_a_wrong_profile_names_place_and_cause(tmp_path: Path, old: str, new: st
         ("name: r", "name: r\nexchange: {windw: 50}", "exchange.windw: unknown key 'windw'; did you mean 'window'?"),
         ("name: r", "name: r\nexchange: {overlap: 50}", "exchange: overlap 50 must be smaller than window 50"),
         ("name: r", "name: r\nexchange: {late: {deadline: 0 s}}", "exchange.late.deadline: must be at least 1 ms"),
+        (
+            "name: r",
+            "name: r\nexchange:\n  codec: int4\n  block: 393",
+            "r.yaml:4:10: exchange.block: a block of 393 values is too long for int4 with stochastic rounding: error "
+            "feedback only contracts when n - 1 < 8 L² (L = 7), so at most 392",
+        ),
+        (
+            "name: r",
+            "name: r\nexchange: {rounding: stochastic, codec: 2bit}",
+            "r.yaml:2:22: exchange.rounding: 2bit rounds to nearest only",
+        ),
+        ("name: r", "name: r\nexchange: {codec: bf16, block: 64}", "exchange.block: bf16 has no scales"),
+        (
+            "name: r",
+            "name: r\nexchange: {codec: int4, block: 1}",
+            "exchange.block: a block of 1 values: it must be 4",
+        ),
+        ("name: r", "name: r\nexchange: {feedback: 1.5}", "exchange.feedback: "),
         ("name: r", "name: r\nrelay: {host: 'a b'}", "relay.host: host 'a b'"),
         (
             "name: r",
@@ -182,6 +200,17 @@ def test_a_wrong_profile_names_place_and_cause(tmp_path: Path, old: str, new: st
 def test_a_wrong_recipe_names_place_and_cause(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert old in RECIPE
     assert message in recipe_fault(tmp_path, RECIPE.replace(old, new))
+
+
+def test_what_the_codec_leaves_open(tmp_path: Path) -> None:
+    def exchange(text: str) -> Exchange:
+        return recipe(tmp_path, RECIPE.replace("name: r", f"name: r\nexchange: {{{text}}}")).exchange
+
+    assert exchange("codec: int4").beta == 1.0
+    assert exchange("codec: 2bit").beta == 0.95
+    assert exchange("codec: 2bit, feedback: 90 %").beta == 0.9
+    assert exchange("codec: int4, block: 392").block == 392
+    assert exchange("codec: int4, rounding: nearest, block: 4096").block == 4096
 
 
 def test_all_faults_are_reported_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:

@@ -82,3 +82,17 @@ def test_what_cannot_be_placed_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(ConfigError, match=reason):
         fragment_map(parameters, num_fragments, 1000)
+
+
+def test_a_recipe_can_name_more_exact_parameters() -> None:
+    plain, asked = (fragment_map(MODEL, 2, 1000, exact) for exact in ((), ("*.down", "head.*")))
+    assert asked.map_hash != plain.map_hash
+    for before, after in zip(plain.fragments, asked.fragments, strict=True):
+        assert {p.name for p in before.placements} == {p.name for p in after.placements}
+        exact = {p.name for p in after.placements if p.exact} - {p.name for p in before.placements if p.exact}
+        assert exact == {p.name for p in after.placements if p.name.endswith(".down") or p.name == "head.weight"}
+
+
+def test_a_pattern_that_fits_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"no parameter fits .blocks\.99"):
+        fragment_map(MODEL, 2, 1000, ("*.down", "blocks.99.*"))

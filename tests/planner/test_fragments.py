@@ -16,18 +16,32 @@ from islandctl.planner.parameters import parameters
 MODEL = ModelRecipe(kind="moe", layers=5, width=16, heads=4, hidden=8, experts=4, active_experts=2)
 
 
-@pytest.mark.parametrize(("codec", "large_bytes"), [("fp32", 4), ("bf16", 2)])
-def test_plain_codecs(codec: Literal["fp32", "bf16"], large_bytes: int) -> None:
+@pytest.mark.parametrize(("codec", "small_bytes", "large_bytes"), [("fp32", 4, 4), ("bf16", 2, 2)])
+def test_plain_codecs(codec: Literal["fp32", "bf16"], small_bytes: int, large_bytes: int) -> None:
     for size in fragment_sizes(MODEL, Exchange(fragments=2, codec=codec, chunk=1000)):
         assert size.num_chunks == -(-size.small // 1000) - (-size.large // 1000)
-        assert size.encoded_bytes == 2 * size.small + large_bytes * size.large + CODEC_HEADER_BYTES * size.num_chunks
+        values = small_bytes * size.small + large_bytes * size.large
+        assert size.encoded_bytes == values + CODEC_HEADER_BYTES * size.num_chunks
 
 
-def test_int8_has_a_scale_for_every_started_block_of_a_chunk() -> None:
-    (size,) = fragment_sizes(MODEL, Exchange(fragments=1, codec="int8", chunk=300))
-    chunks = [min(300, size.large - start) for start in range(0, size.large, 300)]
-    scales = sum(-(-values // 256) for values in chunks)
-    assert size.encoded_bytes == 2 * size.small + size.large + 2 * scales + CODEC_HEADER_BYTES * size.num_chunks
+@pytest.mark.parametrize(
+    ("codec", "block", "bits", "per_scale"),
+    [("int8", None, 8, 256), ("int4", None, 4, 128), ("int4", 50, 4, 50), ("2bit", None, 2, 64)],
+)
+def test_a_scale_for_every_started_block_of_a_chunk(
+    codec: Literal["int8", "int4", "2bit"], block: int | None, bits: int, per_scale: int
+) -> None:
+    (size,) = fragment_sizes(MODEL, Exchange(fragments=1, codec=codec, block=block, chunk=301))
+    chunks = [min(301, size.large - start) for start in range(0, size.large, 301)]
+    scales = sum(-(-values // per_scale) for values in chunks)
+    codes = sum(-(-values * bits // 8) for values in chunks)
+    assert size.encoded_bytes == 2 * size.small + codes + 2 * scales + CODEC_HEADER_BYTES * size.num_chunks
+
+
+def test_what_exact_names_goes_as_bf16() -> None:
+    (plain,) = fragment_sizes(MODEL, Exchange(fragments=1))
+    (asked,) = fragment_sizes(MODEL, Exchange(fragments=1, exact=("*.attention.k.*", "head.weight")))
+    assert asked.small - plain.small == plain.large - asked.large == 5 * 16 * 16 + 256 * 16
 
 
 @given(st.integers(1, 40), st.data())

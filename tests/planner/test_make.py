@@ -210,6 +210,11 @@ def test_an_accelerator_of_the_profile(recipe: Any, site: Any) -> None:
     assert plan.estimates[1].memory_limit.value == 95e9
 
 
+def test_a_pattern_of_exact_that_fits_nothing_is_refused(recipe: Any, site: Any) -> None:
+    with pytest.raises(ConfigError, match=r"recipe.yaml:\d+:\d+: exchange.exact: no parameter .* fits 'router'"):
+        make_plan(recipe(exchange__exact=["*.q.*", "router"]), [site("a"), site("b")])
+
+
 def test_more_fragments_than_layers_names_the_place(recipe: Any, site: Any) -> None:
     with pytest.raises(ConfigError, match=r"recipe.yaml:\d+:\d+: exchange.fragments: 5 fragments are more than"):
         make_plan(recipe(exchange__fragments=5), [site("a"), site("b")])

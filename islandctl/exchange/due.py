@@ -1,0 +1,177 @@
+"""What is due at a step: rounds that begin, and rounds that end. Rank 0 decides, all ranks do the same."""
+
+from __future__ import annotations
+
+import time
+
+from islandctl.config.recipe import Exchange
+from islandctl.exchange.follower import Latch
+from islandctl.exchange.journal import Journal, Resolution
+from islandctl.exchange.progress import Progress
+from islandctl.exchange.ranks import Ranks
+from islandctl.exchange.state import Flight
+from islandctl.exchange.verdict import Verdict, judge
+from islandctl.exchange.walk import Walk
+
+NONE = -1
+
+
+class Due:
+    """Begins and ends rounds when it is time. Collective over the cell's ranks.
+
+    Args:
+        settings: the recipe's exchange.
+        patience_s: how long a round is waited for while the relay does not answer.
+        attempt: the run's.
+        progress, walk, ranks, latch: the cell's.
+        journal: gets every resolution before it is applied; used by rank 0.
+    """
+
+    def __init__(
+        self,
+        settings: Exchange,
+        patience_s: float,
+        attempt: int,
+        *,
+        progress: Progress,
+        walk: Walk,
+        ranks: Ranks,
+        latch: Latch,
+        journal: Journal,
+    ) -> None:
+        self._settings = settings
+        self._patience_s = patience_s
+        self._attempt = attempt
+        self._progress = progress
+        self._walk = walk
+        self._schedule = progress.schedule
+        self._rounds = progress.rounds
+        self._follower = progress.follower
+        self._waiting = progress.waiting
+        self._ranks = ranks
+        self._latch = latch
+        self._journal = journal
+        self.stop_at: int | None = None
+        """The step at which all cells checkpoint and end; None: go on. Equal on all ranks."""
+
+    def begin(self) -> None:
+        """At a step of the schedule, begin the next round in the order of all rounds: by window, then fragment.
+
+        As a rule that is the schedule's own round. A cell that trained on without the relay is behind in its rounds;
+        it takes up where it left off. Since all cells begin rounds in one order, and never leave one out, a cell
+        never waits for a round that another one will begin only after a round which waits for the first.
+        """
+        step = self._progress.step
+        due = self._schedule.begins_at(step)
+        if due is None or self._progress.begun_at == step:
+            return
+        rounds = []
+        for p, state in enumerate(self._rounds.states):
+            flight = self._rounds.flights[p]
+            window = (state.window if flight is None else max(state.window, flight.window)) + 1
+            if not state.at_end and window <= self._schedule.last_window(p):
+                rounds.append((window, p, flight is None))
+        window, p, free = min(rounds, default=(0, 0, False))
+        if free and (window, p) <= (due.window, due.fragment):
+            self._progress.begun_at = step
+            self._rounds.begin(p, window, step)
+            if self._schedule.overlap == 0:
+                self.settle()
+
+    def begin_last(self) -> None:
+        """After the last step: every fragment's next round, which makes up for a missed one or is the final one."""
+        for p, state in enumerate(self._rounds.states):
+            if self._rounds.flights[p] is None and not state.final:
+                number = state.window + 1
+                regular = not state.at_end and number <= self._schedule.last_window(p)
+                window = number if regular else max(self._schedule.final_window, number)
+                self._rounds.begin(p, window, self._progress.step)
+
+    def settle(self, *, finishing: bool = False) -> None:
+        """Apply what is due, after waiting for it. All ranks do the same in the same order, or fail together."""
+        while True:
+            waiting, stop_at, walk, *seqs = self._ranks.decide(self._plan(finishing))
+            self._ranks.agree(self._latch.error)
+            self.stop_at = None if stop_at == NONE else stop_at
+            if walk != NONE:
+                if not self._walk.go(walk):
+                    return
+                continue
+            for p, seq in enumerate(seqs):
+                if seq != NONE:
+                    self._keep(p)
+                    if not self._progress.resolve(p, seq):
+                        return
+            if all(seq == NONE for seq in seqs):
+                if not waiting:
+                    return
+                self._waiting.hurried()
+
+    def others_stop(self) -> bool:
+        """While this cell has trained its last step, the others end before theirs."""
+        return self.stop_at is not None and self.stop_at < self._schedule.steps
+
+    def _plan(self, finishing: bool) -> list[int]:
+        """[still waiting, stop step, walk to this entry, per fragment the commit to apply now]; at most a tick."""
+        plan = [0] * (3 + len(self._rounds.states))
+        if self._ranks.rank != 0:
+            return plan
+
+        def settled() -> bool:
+            verdicts = [self._judge(p, finishing) for p in range(len(self._rounds.states))]
+            heads = [self._follower.next_commit(p) for p in range(len(self._rounds.states))]
+            seqs = [
+                head.seq if verdict is Verdict.RESOLVE and head is not None else NONE
+                for verdict, head in zip(verdicts, heads, strict=True)
+            ]
+            stop_at, behind = self._stop_step(), None if finishing else self._walk.left_behind()
+            waiting = Verdict.WAIT in verdicts and not self._waiting.hurry
+            waiting = waiting and not (finishing and NONE < stop_at < self._schedule.steps)
+            plan[:] = [int(waiting), stop_at, NONE if behind is None else behind, *seqs]
+            done = not waiting or behind is not None or any(seq != NONE for seq in seqs)
+            return done or self._latch.error is not None
+
+        began = time.monotonic()
+        self._waiting.tick(settled)
+        self._rounds.metrics.wait_s += time.monotonic() - began
+        return plan
+
+    def _judge(self, p: int, finishing: bool) -> Verdict:
+        return judge(
+            self._progress.step,
+            p,
+            self._rounds.flights[p],
+            self._follower.next_commit(p),
+            ready=self._progress.preparer.ready(p),
+            cell=self._progress.cell,
+            schedule=self._schedule,
+            arrival=self._settings.when == "arrival",
+            finishing=finishing,
+            recorded=lambda window: self._journal.step_of(self._attempt, p, window),
+            patient=self._patient,
+        )
+
+    def _patient(self, flight: Flight) -> bool:
+        """While the relay answers, its late policy decides how long a round stays open; without it, the deadline.
+
+        So too once the run stops: cells that are further may have ended already, and would be waited for in vain.
+        """
+        in_time = time.monotonic() < flight.started + self._patience_s
+        return in_time or (self._follower.in_touch and self._follower.stop_round is None)
+
+    def _stop_step(self) -> int:
+        commit = self._follower.stop_round
+        if commit is None:
+            return NONE
+        if not commit.named:
+            return self._schedule.apply_step(commit.fragment, commit.window)
+        return min(max(part.step for part in commit.named) + self._schedule.overlap, self._schedule.steps)
+
+    def _keep(self, p: int) -> None:
+        commit = self._follower.next_commit(p)
+        if self._ranks.rank == 0 and commit is not None:
+            self._journal.append(
+                Resolution(
+                    attempt=self._attempt, fragment=p, window=commit.window, seq=commit.seq, step=self._progress.step
+                )
+            )
