@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from islandctl.config.codec import CodecName
 from islandctl.config.recipe import Outer
 from islandctl.relay.inprocess import InProcessRelay
 from scripts.experiments.equal_compute_lib import train as training
@@ -43,17 +44,31 @@ def islands() -> Iterator[list[Cell]]:
         cell.island.close()
 
 
-@pytest.mark.parametrize("overlap", [0, 2])
-@pytest.mark.parametrize("codec", ["fp32", "int8"])
-def test_same_bits_as_the_engine(islands: list[Cell], codec: str, overlap: int) -> None:
-    """Two cells, 20 steps: three windows and the final rounds, carry, unequal tokens."""
+@pytest.mark.parametrize(
+    ("codec", "overlap", "apply"),
+    [
+        ("fp32", 0, "carry"),
+        ("fp32", 2, "carry"),
+        ("int8", 2, "carry"),
+        ("int4", 0, "carry"),
+        ("int4", 2, "carry"),
+        ("int4", 2, "blend"),
+        ("2bit", 2, "carry"),
+    ],
+)
+def test_same_bits_as_the_engine(
+    islands: list[Cell], codec: CodecName, overlap: int, apply: Literal["carry", "blend"]
+) -> None:
+    """Two cells, 20 steps: three windows and the final rounds, unequal tokens."""
     relay = InProcessRelay(RUN, CONFIG, ("east", "west"), 2)
     settings = toy_settings(
-        codec=codec, overlap=overlap, outer=Outer(lr=0.8, momentum=0.6), late={"deadline": "60 s"}
+        codec=codec, overlap=overlap, apply=apply, outer=Outer(lr=0.8, momentum=0.6), late={"deadline": "60 s"}
     )
     islands += [Cell(relay, cell, settings, transport=relay.transport(cell)) for cell in range(2)]
     values = stacked(2)
-    mine = Anchored(window=6, fragments=2, overlap=overlap, codec=codec, outer_lr=0.8, outer_momentum=0.6)
+    mine = Anchored(
+        kind="anchor", window=6, fragments=2, overlap=overlap, codec=codec, outer_lr=0.8, outer_momentum=0.6
+    )
     exchange = AnchoredExchange(values, mine, steps=20, seed=3, chunk=256)
     for step in range(1, 21):
         together(*[lambda cell=cell, step=step: cell.advance(step) for cell in islands])
@@ -118,14 +133,16 @@ def test_half_way_keeps_the_pairs_mean() -> None:
     torch.testing.assert_close(mean, (left + right) / 2, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8"])
-def test_butterfly_keeps_the_mean_and_ends_in_agreement(codec: str) -> None:
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4"])
+def test_butterfly_keeps_the_mean_and_ends_in_agreement(codec: CodecName) -> None:
     values = stacked(4)
     for cell in range(4):
         for value in values.values():
             value[cell] += 0.1 * cell
     before = mean_of(values)
-    exchange = ButterflyExchange(values, Butterfly(window=4, fragments=2, overlap=1, codec=codec), steps=12, seed=3)
+    exchange = ButterflyExchange(
+        values, Butterfly(kind="butterfly", window=4, fragments=2, overlap=1, codec=codec), steps=12, seed=3
+    )
     for _ in range(12):
         exchange.step([1] * 4)
     assert spread(values) < 0.01
@@ -137,7 +154,7 @@ def test_butterfly_keeps_the_mean_and_ends_in_agreement(codec: str) -> None:
 
 def test_a_butterfly_of_three_is_refused() -> None:
     with pytest.raises(ValueError, match="3 cells"):
-        ButterflyExchange(stacked(3), Butterfly(fragments=2), steps=10, seed=0)
+        ButterflyExchange(stacked(3), Butterfly(kind="butterfly", fragments=2), steps=10, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -145,8 +162,9 @@ def test_a_butterfly_of_three_is_refused() -> None:
     [
         Run(model=TINY, steps=12, batch=8, held_out=8),
         Run(model=TINY, steps=12, batch=8, held_out=8, cells=2, joint=2,
-            exchange=Anchored(window=5, fragments=2, overlap=2)),
-        Run(model=TINY, steps=12, batch=8, held_out=8, cells=4, exchange=Butterfly(window=3, fragments=2)),
+            exchange=Anchored(kind="anchor", window=5, fragments=2, overlap=2)),
+        Run(model=TINY, steps=12, batch=8, held_out=8, cells=4,
+            exchange=Butterfly(kind="butterfly", window=3, fragments=2)),
     ],
     ids=["ordinary", "anchored", "butterfly"],
 )  # fmt: skip

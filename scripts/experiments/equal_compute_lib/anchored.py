@@ -40,7 +40,15 @@ class AnchoredExchange:
 
     def __init__(self, values: Values, settings: Anchored, *, steps: int, seed: int, chunk: int = 4_194_304) -> None:
         self._settings = settings
-        self._cells = Cells(values, fragments=settings.fragments, chunk=chunk, codec=settings.codec, seed=seed)
+        self._cells = Cells(
+            values,
+            fragments=settings.fragments,
+            chunk=chunk,
+            codec=settings.codec,
+            rounding=settings.rounding,
+            feedback=settings.feedback,
+            seed=seed,
+        )
         self.link = self._cells.link
         self.schedule = Schedule(steps, settings.window, settings.fragments, settings.overlap)
         fragments, cells = range(settings.fragments), range(self._cells.num_cells)
@@ -108,7 +116,7 @@ class AnchoredExchange:
         vectors = self._cells.gather(cell, p)
         for c, value in vectors.items():
             delta = torch.sub(self.anchor[p][c], value)
-            vectors[c] = torch.add(delta, self.residual[cell][p][c])
+            vectors[c] = torch.add(delta, self.residual[cell][p][c].mul(self._cells.beta))
         return vectors
 
     def _resolve(self, p: int) -> None:
@@ -143,7 +151,7 @@ class AnchoredExchange:
             if self._settings.apply == "blend":
                 alpha = self._settings.alpha
                 part = torch.add(part.mul(1 - alpha), self.residual[cell][p][c].mul(alpha))
-            self.residual[cell][p][c] = part.mul(self._settings.feedback) if self._settings.feedback != 1 else part
+            self.residual[cell][p][c] = part
 
     def _apply(self, cell: int, p: int, snapshot: Values) -> None:
         local = self._cells.local(cell, p)

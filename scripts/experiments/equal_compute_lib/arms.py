@@ -35,7 +35,7 @@ class Arm:
 
 
 def changed(run: Run, **changes: Any) -> Run:
-    """The run with other values: ``exchange__codec="int8"`` goes to its exchange."""
+    """The run with other values: ``exchange__codec="int4"`` goes to its exchange."""
     tree = run.model_dump()
     for path, value in changes.items():
         place = tree
@@ -58,7 +58,7 @@ _TWO_SITE = changed(
     cells=2,
     joint=JOINT,
     exchange=Anchored(
-        kind="anchor", window=50, fragments=4, overlap=5, codec="int8", outer_lr=1.0, outer_momentum=0.0
+        kind="anchor", window=50, fragments=4, overlap=5, codec="int4", outer_lr=1.0, outer_momentum=0.0
     ),
 )
 _BUTTERFLY = changed(

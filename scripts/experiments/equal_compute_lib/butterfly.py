@@ -60,7 +60,15 @@ class ButterflyExchange:
 
     def __init__(self, values: Values, settings: Butterfly, *, steps: int, seed: int, chunk: int = 4_194_304) -> None:
         self._settings = settings
-        self._cells = Cells(values, fragments=settings.fragments, chunk=chunk, codec=settings.codec, seed=seed)
+        self._cells = Cells(
+            values,
+            fragments=settings.fragments,
+            chunk=chunk,
+            codec=settings.codec,
+            rounding=settings.rounding,
+            feedback=settings.feedback,
+            seed=seed,
+        )
         self.link = self._cells.link
         self.num_bits = self._cells.num_cells.bit_length() - 1
         if self._cells.num_cells != 1 << self.num_bits or self.num_bits < 1:
@@ -113,7 +121,7 @@ class ButterflyExchange:
                 left = self._residual.setdefault((cell, bit, p), {})
                 owed = torch.sub(value[c], base)
                 if c in left:
-                    owed = torch.add(owed, left[c].mul(self._settings.feedback))
+                    owed = torch.add(owed, left[c].mul(self._cells.beta))
                 sent = self._cells.send(owed, chunk, cell, window, exact=False)
                 left[c] = torch.sub(owed, sent)
                 told[cell][c] = torch.add(base, sent)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from islandctl.config.codec import FACTS, CodecName, Rounding
 from islandctl.exchange.codecs import Codec, Key, codec_named, decode, encode
-from islandctl.exchange.fragments import Chunk, Fragment, FragmentMap, fragment_map
+from islandctl.exchange.fragments import Chunk, FragmentMap, fragment_map
 from islandctl.exchange.ranks import Ranks
 from islandctl.exchange.shards import Shards
 from scripts.experiments.equal_compute_lib.model import Values
@@ -35,11 +36,22 @@ class Cells:
         values: (C, *shape) each; written to in place.
         fragments: parts of the partition.
         chunk: values per chunk.
-        codec: the recipe's name; what ``is_exact`` goes as bf16.
+        codec: what ``is_exact`` goes as bf16.
+        rounding, feedback: None: the codec's usual ones.
         seed: of the codecs' random bits.
     """
 
-    def __init__(self, values: Values, *, fragments: int, chunk: int, codec: str, seed: int) -> None:
+    def __init__(
+        self,
+        values: Values,
+        *,
+        fragments: int,
+        chunk: int,
+        codec: CodecName,
+        rounding: Rounding | None,
+        feedback: float | None,
+        seed: int,
+    ) -> None:
         self.num_cells = next(iter(values.values())).shape[0]
         self.map: FragmentMap = fragment_map(
             [(name, tuple(value.shape[1:])) for name, value in values.items()], fragments, chunk
@@ -49,7 +61,8 @@ class Cells:
             Shards({name: value.detach()[cell] for name, value in values.items()}, ranks)
             for cell in range(self.num_cells)
         ]
-        self._codec, self._seed = codec, seed
+        self._codec, self._seed = codec_named(codec, rounding=rounding), seed
+        self.beta = FACTS[codec].feedback if feedback is None else feedback
         self.link = Link()
 
     def gather(self, cell: int, p: int) -> Chunks:
@@ -78,12 +91,7 @@ class Cells:
     def _codec_of(self, chunk: Chunk, exact: bool) -> Codec:
         if exact:
             return codec_named("fp32")
-        return codec_named("bf16" if chunk.exact and self._codec != "fp32" else self._codec)
-
-
-def fragment_chunks(fragment: Fragment) -> Sequence[Chunk]:
-    """The fragment's chunks in order."""
-    return fragment.chunks
+        return codec_named("bf16") if chunk.exact and self._codec.name != "fp32" else self._codec
 
 
 def cosine(left: Mapping[int, Tensor], right: Mapping[int, Tensor]) -> float:

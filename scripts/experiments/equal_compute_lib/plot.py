@@ -21,7 +21,7 @@ def plot(rows: dict[str, Row], ratios: dict[str, Figure], path: Path) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure as Picture
     except ImportError as error:
-        raise ValueError("the plot needs matplotlib: pip install 'islandctl[experiments]'") from error
+        raise ValueError("the plot needs matplotlib: pip install matplotlib") from error
     picture = Picture(figsize=(11, 0.34 * len(ratios) + 2), layout="constrained")
     FigureCanvasAgg(picture)
     left, right = picture.subplots(1, 2, width_ratios=(3, 2))

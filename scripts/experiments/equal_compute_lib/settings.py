@@ -7,10 +7,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from islandctl.config.codec import CodecName, Rounding
 from islandctl.config.recipe import STDLIB
 from islandctl.ledger.packet import canonical_json
 
-VERSION = 1
+VERSION = 2
 """Of what the settings mean: raised when a default changes, or what the code makes of given settings."""
 
 
@@ -52,13 +53,15 @@ class Inner(Frozen):
 class Anchored(Frozen):
     """The two-site exchange: all cells share one anchor."""
 
-    kind: Literal["anchor"] = "anchor"
+    kind: Literal["anchor"]
     window: int = 50
     fragments: int = 4
     overlap: int = 5
-    codec: str = "int8"
-    feedback: float = 1.0
-    """β: the share of the residual that goes with the next packet; 0: no error feedback."""
+    codec: CodecName = "int4"
+    rounding: Rounding | None = None
+    """None: the codec's usual one."""
+    feedback: float | None = None
+    """β: the share of the residual that goes with the next packet; 0: no error feedback; None: the codec's usual."""
     apply: Literal["carry", "blend"] = "carry"
     alpha: float = 0.5
     outer_lr: float = 0.7
@@ -68,12 +71,13 @@ class Anchored(Frozen):
 class Butterfly(Frozen):
     """2^k cells mix in pairs, no shared anchor."""
 
-    kind: Literal["butterfly"] = "butterfly"
+    kind: Literal["butterfly"]
     window: int = 8
     fragments: int = 4
     overlap: int = 1
-    codec: str = "bf16"
-    feedback: float = 1.0
+    codec: CodecName = "bf16"
+    rounding: Rounding | None = None
+    feedback: float | None = None
 
 
 class Run(Frozen):
@@ -99,10 +103,7 @@ class Run(Frozen):
 
     def told(self) -> dict[str, Any]:
         """All that differs from the defaults; ``Run.model_validate`` takes it back."""
-        changes = self.model_dump(mode="json", exclude_defaults=True)
-        if self.exchange is not None:
-            changes["exchange"] = {"kind": self.exchange.kind} | changes.get("exchange", {})
-        return changes
+        return self.model_dump(mode="json", exclude_defaults=True)
 
     @property
     def key(self) -> str:
