@@ -67,7 +67,14 @@ def test_same_bits_as_the_engine(
     islands += [Cell(relay, cell, settings, transport=relay.transport(cell)) for cell in range(2)]
     values = stacked(2)
     mine = Anchored(
-        kind="anchor", window=6, fragments=2, overlap=overlap, codec=codec, outer_lr=0.8, outer_momentum=0.6
+        kind="anchor",
+        window=6,
+        fragments=2,
+        overlap=overlap,
+        codec=codec,
+        apply=apply,
+        outer_lr=0.8,
+        outer_momentum=0.6,
     )
     exchange = AnchoredExchange(values, mine, steps=20, seed=3, chunk=256)
     for step in range(1, 21):
