@@ -9,11 +9,11 @@ def checkpoints(
     run: RunName = None,
     json: Json = False,
 ) -> None:
-    """List the checkpoints that a run can go back to, and who holds them.
+    """List the checkpoints that a run can go back to, and what else lies on its nodes.
 
     Examples:
       islandctl checkpoints demo-1
-      islandctl checkpoints demo-1 --json | jq '.rows[-1].step'
+      islandctl checkpoints demo-1 --json | jq '[.rows[] | select(.resumable)][-1].step'
     """
     from islandctl.cli import output
     from islandctl.cli.look import table
@@ -28,10 +28,10 @@ def checkpoints(
     if not found.rows:
         output.message(f"{record.run}: no checkpoint yet")
         return
-    shown = table("step", "attempt", "joint", "on the nodes of", "note", right=("step", "attempt"))
+    shown = table("step", "attempt", "resume", "on the nodes of", "note", right=("step", "attempt"))
     shown.columns[3].no_wrap = shown.columns[4].no_wrap = False
     for row in found.rows:
         shown.add_row(
-            str(row.step), str(row.attempt), "yes" if row.joint else "no", ", ".join(row.held_by) or "-", row.note
+            str(row.step), str(row.attempt), "yes" if row.resumable else "no", ", ".join(row.held_by) or "-", row.note
         )
     output.console().print(shown)

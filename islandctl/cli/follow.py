@@ -5,38 +5,70 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import typer
 
 from islandctl.cli import output
 from islandctl.cli.look import StatusView, count, duration
-from islandctl.errors import RunError
+from islandctl.config.budget import BY_BUDGET
+from islandctl.errors import BudgetError, RunError
 
 if TYPE_CHECKING:
     from islandctl.runs.gather import Watcher
     from islandctl.runs.status import CellView, RunStatus
 
+    Look = Callable[[], RunStatus]
+
 PAUSE_S = 1.0
+LASTING = {"waiting": 5}
+"""Looks after which a state is worth a line: more than a round takes; else two."""
 SHOWN_EVENTS = 5
 _FOOT = "Ctrl-C detaches; the run goes on"
 
 
-def follow(watcher: Watcher, *, quiet: bool = False) -> RunStatus:
+def follow(watcher: Watcher, *, quiet: bool = False, then_ended: bool = True) -> RunStatus:
     """Show the run until it ends; gives its last status.
 
     Args:
         quiet: nothing on stdout; what is new goes to stderr as plain lines.
+        then_ended: the caller ends the relay of a run that has finished, so nobody need be told to.
+
+    Raises:
+        typer.Exit: 130 when the person detaches with Ctrl-C; the run goes on.
+    """
+
+    def look() -> RunStatus:
+        status = watcher.look()
+        return status.model_copy(update={"hint": ""}) if then_ended and status.state == "finished" else status
+
+    try:
+        return _live(look) if output.lively(sys.stdout) and not quiet else _plain(look, quiet)
+    except KeyboardInterrupt:
+        raise _detached(watcher.run) from None
+
+
+def json_lines(watcher: Watcher) -> RunStatus:
+    """Print one JSON object a line for every look, until the run ends; gives its last status.
 
     Raises:
         typer.Exit: 130 when the person detaches with Ctrl-C; the run goes on.
     """
     try:
-        return _live(watcher) if output.lively(sys.stdout) and not quiet else _plain(watcher, quiet)
+        while True:
+            status = watcher.look()
+            output.as_json_line(status)
+            if status.ended:
+                return status
+            time.sleep(PAUSE_S)
     except KeyboardInterrupt:
-        output.message(f"detached; the run goes on; islandctl status {watcher.run}")
-        raise typer.Exit(130) from None
+        raise _detached(watcher.run) from None
+
+
+def _detached(run: str) -> typer.Exit:
+    output.message(f"detached; the run goes on; islandctl status {run}")
+    return typer.Exit(130)
 
 
 def end(watcher: Watcher, status: RunStatus) -> int:
@@ -77,7 +109,9 @@ def closing_lines(status: RunStatus, folder: str) -> Iterator[str]:
 
 
 def exit_code(status: RunStatus) -> int:
-    """0 for a run that finished, 1 for one that failed or was stopped before its end."""
+    """0 for a run that finished, 6 where its budget stopped it, 1 for one that failed or was stopped otherwise."""
+    if status.state == "stopped" and status.detail.startswith(BY_BUDGET):
+        return BudgetError.exit_code
     return 0 if status.state == "finished" else RunError.exit_code
 
 
@@ -87,7 +121,7 @@ def _folder(run: str) -> str:
     return str(RunFolder.of(run).root)
 
 
-def _live(watcher: Watcher) -> RunStatus:
+def _live(look: Look) -> RunStatus:
     from rich.live import Live
 
     console, events = output.console(), Events()
@@ -95,7 +129,7 @@ def _live(watcher: Watcher) -> RunStatus:
     console.print()
     with Live(console=console, auto_refresh=False, transient=False) as screen:
         while True:
-            status = watcher.look()
+            status = look()
             moment = time.strftime("%H:%M:%S")
             shown.extend((moment, text) for text in events.new(status))
             foot = "" if status.ended else _FOOT
@@ -105,12 +139,12 @@ def _live(watcher: Watcher) -> RunStatus:
             time.sleep(PAUSE_S)
 
 
-def _plain(watcher: Watcher, quiet: bool) -> RunStatus:
+def _plain(look: Look, quiet: bool) -> RunStatus:
     lines, events = Lines(), Events()
     while True:
-        status = watcher.look()
+        status = look()
         for line in (*lines.new(status), *(f"{status.run}: {text}" for text in events.new(status))):
-            print(line, file=sys.stderr if quiet else sys.stdout, flush=True)
+            print(output.typeable(line), file=sys.stderr if quiet else sys.stdout, flush=True)
         if status.ended:
             if not quiet:
                 output.console().print(StatusView(status), crop=False)
@@ -119,16 +153,22 @@ def _plain(watcher: Watcher, quiet: bool) -> RunStatus:
 
 
 class Lines:
-    """What is new since the last look, as plain lines: one an evaluation, one a change of state."""
+    """What is new since the last look, as plain lines: one an evaluation, one a change of state that lasts.
+
+    Cells wait for a round in every window, and a link may be gone for a second: that is no news. An end is told at
+    once.
+    """
 
     def __init__(self) -> None:
-        self._state = ""
+        self._told = ""
+        self._state, self._looks = "", 0
+        """What the last looks in a row have shown, and how many of them."""
         self._steps: dict[int, int] = {}
 
     def new(self, status: RunStatus) -> Iterator[str]:
         """Lines for what this look shows and the last one did not."""
-        if status.state != self._state:
-            self._state = status.state
+        if self._is_news(status):
+            self._told = status.state
             yield f"{status.run}: {status.state}" + (f": {status.detail}" if status.detail else "")
         for cell in status.cells:
             for step, bits in cell.bits_per_byte:
@@ -142,6 +182,13 @@ class Lines:
                     line += f"  ETA {duration(status.eta_s)}"
                 yield line
 
+    def _is_news(self, status: RunStatus) -> bool:
+        self._looks = self._looks + 1 if status.state == self._state else 1
+        self._state = status.state
+        if status.state == self._told:
+            return False
+        return not self._told or status.ended or self._looks >= LASTING.get(status.state, 2)
+
 
 class Events:
     """What happened between two looks and deserves a word: checkpoints, restarts, cells in trouble and back.
@@ -149,7 +196,7 @@ class Events:
     The first look tells nothing: what lies before it is not news.
     """
 
-    _TROUBLE = ("restarting", "silent", "unreachable", "lost", "failed", "stopped")
+    _TROUBLE = ("ending", "restarting", "silent", "unreachable", "lost", "failed", "stopped")
 
     def __init__(self) -> None:
         self._last: RunStatus | None = None

@@ -26,15 +26,14 @@ def launch(
     """Start a run on its sites and follow it. Ctrl-C detaches; the run goes on.
 
     Ends with 0 when the run finished, 1 when it failed or was stopped, 3 when the plan cannot work, 4 when a node is
-    not fit, 5 when one cannot be reached.
+    not fit, 5 when one cannot be reached, 6 when the budget stopped it.
 
     Examples:
       islandctl launch recipe.yaml --site east.yaml --site west.yaml
       islandctl launch run.plan --run paper-1 --detach --yes
     """
     from islandctl.cli import output
-    from islandctl.cli.follow import end, follow
-    from islandctl.runs.gather import Watcher
+    from islandctl.cli.attend import attend
     from islandctl.runs.launch import check_plan, start
 
     plan = _plan(source, site)
@@ -47,16 +46,7 @@ def launch(
         output.message("interrupted before the workers ran; what was started is ended again")
         raise typer.Exit(130) from None
     output.message(f"{record.run}: the workers are started; islandctl status {record.run}")
-    with Watcher(record, output.message) as watcher:
-        if detach:
-            if json:
-                output.as_json(watcher.look())
-            return
-        status = follow(watcher, quiet=json)
-        code = end(watcher, status)
-    if json:
-        output.as_json(status)
-    raise typer.Exit(code)
+    attend(record, detach=detach, json=json)
 
 
 def _plan(source: Path, sites: list[Path]) -> Plan:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from islandctl.cli.output import typeable
 from islandctl.config.units import bytes_text
 from islandctl.runs.status import CellView, RunStatus
 
@@ -24,6 +25,7 @@ _COLOURS = {
     "checkpointing": "green",
     "finished": "bold green",
     "waiting": "yellow",
+    "ending": "yellow",
     "degraded": "yellow",
     "restarting": "yellow",
     "silent": "yellow",
@@ -127,7 +129,7 @@ class StatusView:
             for line in status.culprit.lines:
                 yield Text(f"  {line}")
         if status.hint:
-            yield _fact("next", status.hint, folds, style="bold")
+            yield _fact("next", typeable(status.hint), folds, style="bold")
         if self._events:
             yield Text("")
         for moment, text in self._events:
@@ -236,8 +238,9 @@ def _fact(label: str, said: str, folds: bool, style: str = "") -> RenderableType
 
 def _rounds(status: RunStatus) -> str:
     relay = status.relay
-    if relay.state == "ended" and status.ended:
-        return "the relay ended with the run"
+    if relay.state == "ended":
+        with_it = "with the run" if status.ended else "though the run has not"
+        return f"the relay has ended: {relay.detail}" if relay.detail else f"the relay ended {with_it}"
     if relay.state == "absent":
         return "the relay was never started"
     if relay.state != "answering":
@@ -251,10 +254,11 @@ def _rounds(status: RunStatus) -> str:
 
 def _notes(cell: CellView) -> Iterator[str]:
     """What a cell's row cannot hold: its message, restarts, nodes that do not run."""
-    if cell.detail and cell.state != "finished":
+    if cell.detail and cell.state != "finished" and cell.detail != cell.last_end:
         yield cell.detail
     if cell.restarts:
-        yield f"restarted {cell.restarts} time{'s' if cell.restarts > 1 else ''}"
+        last = f", last: {cell.last_end}" if cell.last_end else ""
+        yield f"restarted {cell.restarts} time{'s' if cell.restarts > 1 else ''}{last}"
     if len(cell.nodes) > 1:
         for node in cell.nodes:
             if node.state not in ("running", "ended"):

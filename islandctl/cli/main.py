@@ -19,6 +19,7 @@ from islandctl.cli.launch import launch
 from islandctl.cli.logs import logs
 from islandctl.cli.options import Command, Group, help_text
 from islandctl.cli.plan import plan
+from islandctl.cli.remove import remove
 from islandctl.cli.resume import resume
 from islandctl.cli.runs import runs
 from islandctl.cli.schema import schema
@@ -42,7 +43,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (plan, launch, status, logs, stop, resume, runs, checkpoints, schema):
+for command in (plan, launch, status, logs, stop, resume, runs, checkpoints, remove, schema):
     app.command(cls=Command, help=help_text(command))(command)
 
 
@@ -92,7 +93,7 @@ def _run(argv: list[str] | None) -> int:
         output.hush()
         return 1
     except Exception as error:
-        told = output.home_trouble(error) if isinstance(error, OSError) else None
+        told = output.border_trouble(error) if isinstance(error, OSError) else None
         if told is None:  # a fault of ours: say so in one line, keep the rest in a file
             output.fault(error)
             return 1

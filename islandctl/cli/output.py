@@ -21,7 +21,7 @@ WIDTH = 100
 
 
 _COMMAND = re.compile(
-    r"(?<![\w/.-])islandctl(?= (?:plan|launch|status|logs|stop|resume|runs|checkpoints|schema|--help)\b)"
+    r"(?<![\w/.-])islandctl(?= (?:plan|launch|status|logs|stop|resume|runs|checkpoints|remove|schema|--help)\b)"
 )
 
 
@@ -62,6 +62,8 @@ def console(stream: TextIO | None = None) -> Console:
         force_terminal=live,
         no_color=not live,
         highlight=False,
+        markup=False,  # a reason may hold brackets and colons, which are what they are
+        emoji=False,
         color_system="auto" if live else None,
         width=None if target.isatty() else WIDTH,
     )
@@ -80,6 +82,11 @@ def as_json(value: BaseModel | Any) -> None:
 
     plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
     print(json.dumps(_finite(plain), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def as_json_line(value: BaseModel) -> None:
+    """One JSON document on one line, to stdout at once."""
+    print(json.dumps(_finite(value.model_dump(mode="json")), ensure_ascii=False, allow_nan=False), flush=True)
 
 
 def _finite(value: Any) -> Any:
@@ -104,23 +111,24 @@ def error(problem: IslandError) -> None:
         message(f"hint: {problem.hint}")
 
 
-def home_trouble(problem: OSError) -> IslandError | None:
-    """Said plainly, when what could not be read or written lies in islandctl's own folder, or a disk is full."""
+def border_trouble(problem: OSError) -> IslandError | None:
+    """Said plainly, when it is the output, islandctl's own folder or a full disk; None: something else."""
     import errno
 
     from islandctl.config.paths import HOME_VARIABLE, home
-    from islandctl.errors import PreflightError, UsageError
+    from islandctl.errors import IslandError, PreflightError, UsageError
 
-    place = str(problem.filename or "")
-    if place.startswith(str(home())) or str(home()).startswith(place or "\0"):
-        return UsageError(
-            f"{place}: {str(problem.strerror).lower()}", hint=f"set {HOME_VARIABLE} to a folder that can be written"
-        )
-    if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+    place, cause = str(problem.filename or ""), str(problem.strerror).lower()
+    full = problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+    if full and not place:  # every file of ours is named: see ``runs.files``
+        hush()
+        return IslandError(f"the output could not be written: {cause}")
+    if full:
         return PreflightError(
-            f"this machine: {str(problem.strerror).lower()}",
-            hint=f"free some space, or move {HOME_VARIABLE} elsewhere",
+            f"this machine: {place}: {cause}", hint=f"free some space, or move {HOME_VARIABLE} elsewhere"
         )
+    if place.startswith(str(home())) or str(home()).startswith(place or "\0"):
+        return UsageError(f"{place}: {cause}", hint=f"set {HOME_VARIABLE} to a folder that can be written")
     return None
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from islandctl.cli.output import typeable
 from islandctl.config.site import SiteProfile
 from islandctl.config.units import bits_per_s_text, bytes_text, count_text, seconds_text
-from islandctl.planner.limits import not_yet
 from islandctl.planner.plan import CellEstimate, CellPlan, Figure, Finding, Plan
 
 MAX_COLUMNS = 100
@@ -29,7 +31,7 @@ def show(plan: Plan, *, command: str) -> None:
     if plan.cost_per_hour is not None:
         cost = plan.cost_per_hour
         console.print(Text(f"cost {_span(cost.low, cost.high, '{:,.0f}')} USD/h ({cost.formula})"))
-    for finding in plan.findings:
+    for finding in _said_once(plan.findings):
         _print_finding(console, finding)
     console.print(_verdict(plan, command), soft_wrap=True)
 
@@ -116,6 +118,12 @@ def _span(low: float, high: float, form: str) -> str:
     return first if first == last else f"{first}–{last}"
 
 
+def _said_once(findings: Sequence[Finding]) -> list[Finding]:
+    """Without what is fine at one place where the same text is a warning at another: one text has one mark."""
+    graver = {finding.text for finding in findings if finding.level != "ok"}
+    return [finding for finding in findings if finding.level != "ok" or finding.text not in graver]
+
+
 def _print_finding(console: Console, finding: Finding) -> None:
     mark, style = _MARKS[finding.level]
     text = Text(f"{finding.place}: ", style="bold")
@@ -130,9 +138,7 @@ def _print_finding(console: Console, finding: Finding) -> None:
 def _verdict(plan: Plan, command: str) -> Text:
     if not plan.feasible:
         return Text("infeasible: see ✗", style="bold red")
-    if not_yet(plan):
-        return Text("feasible; launch does not run everything of it yet: see !", style="bold")
-    return Text("feasible  ", style="bold green").append(f"next: {command}", style="default")
+    return Text("feasible  ", style="bold green").append(f"next: {typeable(command)}", style="default")
 
 
 def _table(*names: str) -> Table:

@@ -14,6 +14,10 @@ def resume(
     step: Annotated[
         int | None, typer.Option("--from", min=0, metavar="STEP", help="A joint checkpoint; 0: the beginning.")
     ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option("--budget", metavar="LIMIT", help="Raise the budget, in all: '24 h' or '800 USD'."),
+    ] = None,
     detach: Detach = False,
     json: Json = False,
 ) -> None:
@@ -22,23 +26,16 @@ def resume(
     Examples:
       islandctl resume
       islandctl resume demo-1 --from 400 --detach
+      islandctl resume demo-1 --budget '24 h'
     """
     from islandctl.cli import output
-    from islandctl.cli.follow import end, follow
-    from islandctl.runs.gather import Watcher
+    from islandctl.cli.attend import attend
+    from islandctl.config.budget import parse_budget
     from islandctl.runs.record import load, load_plan_of
     from islandctl.runs.resume import resume as resume_run
 
     record = load(run)
     plan = load_plan_of(record)
-    record = resume_run(record, plan, output.message, step=step)
-    with Watcher(record, output.message) as watcher:
-        if detach:
-            if json:
-                output.as_json(watcher.look())
-            return
-        status = follow(watcher, quiet=json)
-        code = end(watcher, status)
-    if json:
-        output.as_json(status)
-    raise typer.Exit(code)
+    limit = parse_budget(budget) if budget is not None else None
+    record = resume_run(record, plan, output.message, step=step, budget=limit)
+    attend(record, detach=detach, json=json)

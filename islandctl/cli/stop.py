@@ -26,12 +26,19 @@ def stop(
       islandctl stop demo-1 --deadline 60
     """
     from islandctl.cli import output
+    from islandctl.errors import UsageError
     from islandctl.runs.record import load, load_plan_of
     from islandctl.runs.stop import stop as stop_run
+    from islandctl.runs.stop import stop_unreadable
 
-    record = load(run)
-    plan = load_plan_of(record)
-    report = stop_run(record, plan, output.message, deadline_s=deadline)
+    try:
+        record = load(run)
+    except UsageError as error:
+        if run is None:
+            raise
+        report = stop_unreadable(run, error, output.message)
+    else:
+        report = stop_run(record, load_plan_of(record), output.message, deadline_s=deadline)
     if json:
         output.as_json(report)
     else:

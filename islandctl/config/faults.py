@@ -11,6 +11,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from islandctl.config.model import Contradiction
 from islandctl.config.text import Path
 
 _NAME_PATTERN = "a name takes a-z, 0-9 and inner hyphens, at most 42 characters"
@@ -61,7 +62,8 @@ def _fault(details: ErrorDetails, model: type[BaseModel]) -> Fault:
     if kind == "missing":
         return Fault(path, f"key '{path[-1]}' is missing" if isinstance(path[-1], str) else "a value is missing")
     if kind == "value_error":
-        return Fault(path, str(context["error"]))
+        error = context["error"]
+        return Fault((*path, *error.key) if isinstance(error, Contradiction) else path, str(error))
     return Fault(path, _cause(kind, value, context, details["msg"]))
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from islandctl.config.budget import Budget
 from islandctl.config.codec import FACTS, CodecName, Rounding, block_trouble, rounding_trouble
 from islandctl.config.model import Name, Settings
 from islandctl.config.site import Bandwidth, RoundTrip, checked_address
@@ -40,24 +41,30 @@ class ModelRecipe(Settings):
     """Experts per token."""
     balance: float = Field(default=0.01, ge=0)
     """Weight of the load-balancing loss; 0.01 is the common choice since Switch Transformers."""
-    vocabulary: int = Field(default=256, ge=2, le=10_000_000)
-    """256: bytes."""
+    vocabulary: int = Field(default=256, ge=256, le=10_000_000)
+    """At least 256: the text is read as bytes."""
 
     @model_validator(mode="after")
     def _consistent(self) -> ModelRecipe:
         if self.width % self.heads:
-            raise ValueError(f"width {self.width} is not divisible by heads {self.heads}")
+            raise self.contradiction(f"width {self.width} is not divisible by heads {self.heads}", "heads")
         if (self.width // self.heads) % 2:
-            raise ValueError(f"width / heads = {self.width // self.heads} must be even (rotary positions)")
+            raise self.contradiction(
+                f"width / heads = {self.width // self.heads} must be even (rotary positions)", "heads"
+            )
         if self.kv_heads is not None and self.heads % self.kv_heads:
-            raise ValueError(f"heads {self.heads} is not divisible by kv_heads {self.kv_heads}")
+            raise self.contradiction(f"heads {self.heads} is not divisible by kv_heads {self.kv_heads}", "kv_heads")
         moe = self.experts is not None and self.active_experts is not None
         if self.kind == "moe" and not moe:
-            raise ValueError("kind: moe needs experts and active_experts")
+            raise self.contradiction("kind: moe needs experts and active_experts", "kind")
         if self.kind == "dense" and (self.experts is not None or self.active_experts is not None):
-            raise ValueError("kind: dense takes neither experts nor active_experts")
+            raise self.contradiction(
+                "kind: dense takes neither experts nor active_experts", "experts", "active_experts"
+            )
         if self.experts is not None and self.active_experts is not None and self.active_experts > self.experts:
-            raise ValueError(f"active_experts {self.active_experts} is more than experts {self.experts}")
+            raise self.contradiction(
+                f"active_experts {self.active_experts} is more than experts {self.experts}", "active_experts"
+            )
         return self
 
 
@@ -90,7 +97,7 @@ class Optimizer(Settings):
     kind: Literal["adamw", "shampoo", "soap", "muon"] = "adamw"
     """All with decoupled weight decay. ``soap`` needs the package pytorch-optimizer on the sites."""
     lr: float = Field(gt=0, le=100)
-    """Peak of the learning rate. All kinds take steps of about AdamW's size."""
+    """Peak of the learning rate. ``shampoo`` and ``soap`` begin best with AdamW's; ``muon`` wants a larger one."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     """0.95 rather than torch's 0.999: the usual choice for language models at short horizons."""
     eps: float = Field(default=1e-8, gt=0)
@@ -100,7 +107,7 @@ class Optimizer(Settings):
     clip: float = Field(default=1.0, gt=0)
     """Gradients are clipped to this norm."""
     refresh: int | None = Field(default=None, ge=1)
-    """Only ``shampoo`` and ``soap``: steps from one decomposition to the next. Left out: 20 and 10."""
+    """Only ``shampoo`` and ``soap``: steps from one decomposition to the next. Left out: 10, SOAP's own choice."""
     factor_beta: Beta | None = None
     """Only ``shampoo`` and ``soap``: how long row and column covariances remember. Left out: the second of betas."""
     block: int | None = Field(default=None, ge=8)
@@ -116,7 +123,7 @@ class Optimizer(Settings):
     def _keys_fit_the_kind(self) -> Optimizer:
         for key, kinds in _ONLY_FOR.items():
             if getattr(self, key) is not None and self.kind not in kinds:
-                raise ValueError(f"key '{key}' is only for kind: {' or '.join(kinds)}, not {self.kind}")
+                raise self.contradiction(f"'{key}' is only for kind: {' or '.join(kinds)}, not {self.kind}", key)
         return self
 
 
@@ -133,8 +140,8 @@ _ONLY_FOR = {
 class Schedule(Settings):
     """The learning rate over the steps: linear warm-up, then decay to ``final`` times the peak."""
 
-    warmup: int = Field(default=100, ge=0)
-    """Steps."""
+    warmup: int | None = Field(default=None, ge=0)
+    """Steps; left out: 100, or all steps of a shorter training."""
     decay: Literal["cosine", "linear", "none"] = "cosine"
     """From the end of the warm-up to the last step."""
     final: Share = 0.1
@@ -157,6 +164,19 @@ class Training(Settings):
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Of the first values, the order of the data and the rounding of packets."""
 
+    @property
+    def warmup(self) -> int:
+        """Steps of the warm-up."""
+        return min(100, self.steps) if self.schedule.warmup is None else self.schedule.warmup
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Training:
+        if self.warmup > self.steps:
+            raise self.contradiction(
+                f"a warm-up of {self.warmup} steps never ends in a training of {self.steps}", "schedule.warmup"
+            )
+        return self
+
 
 class Outer(Settings):
     """The optimizer that moves the anchor."""
@@ -174,6 +194,8 @@ class Late(Settings):
 
     deadline: Deadline = 600.0
     """After a round's first packet; then the round is committed empty."""
+    relay_away: Deadline = 60.0
+    """So long a cell stands still for a silent relay; then it trains on. A restarted relay is back sooner."""
     windows: int = Field(default=2, ge=1)
     """After so many windows without a cell, ``then`` decides."""
     then: Literal["wait", "alone"] = "wait"
@@ -203,7 +225,7 @@ class Exchange(Settings):
     """How values travel; norms, routers, embeddings and what ``exact`` names go as bf16 (with ``fp32``: whole)."""
     rounding: Rounding | None = None
     """Left out: ``stochastic`` for int8 and int4, ``nearest`` for the others, which know no other."""
-    block: int | None = None
+    block: int | None = Field(default=None, ge=4, le=65_535)
     """Values per scale. Left out: 256 for int8, 128 for int4, 64 for 2bit."""
     feedback: Share | None = None
     """Share of what compression left out that goes with the next packet. Left out: 1, with 2bit 0.95."""
@@ -240,9 +262,15 @@ class Exchange(Settings):
     @model_validator(mode="after")
     def _consistent(self) -> Exchange:
         if self.overlap >= self.window:
-            raise ValueError(f"overlap {self.overlap} must be smaller than window {self.window}")
+            raise self.contradiction(
+                f"overlap {self.overlap} must be smaller than window {self.window}", "overlap", "window"
+            )
         if self.fragments > self.window:
-            raise ValueError(f"fragments {self.fragments} must not exceed window {self.window}: one starts per step")
+            raise self.contradiction(
+                f"fragments {self.fragments} must not exceed window {self.window}: one starts per step",
+                "fragments",
+                "window",
+            )
         return self
 
 
@@ -322,3 +350,14 @@ class Recipe(Settings):
     evaluation: Evaluation = Evaluation()
     relay: RelayRecipe = RelayRecipe()
     worker: WorkerRecipe = WorkerRecipe()
+    budget: Budget = Budget()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Recipe:
+        limit, sequence = self.data.limit_bytes, self.training.sequence
+        if limit is not None and limit <= sequence:
+            raise self.contradiction(
+                f"{limit} bytes hold no whole sequence of training.sequence {sequence} and its next byte",
+                "data.limit_bytes",
+            )
+        return self

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from islandctl.config.host_address import parse_address
-from islandctl.config.model import Name, Settings
+from islandctl.config.model import Name, Settings, Truth
 from islandctl.config.units import (
     BitsPerSecond,
     Bytes,
@@ -60,10 +60,11 @@ class Gpu(Settings):
     @model_validator(mode="after")
     def _whole_nodes(self) -> Gpu:
         if self.count > self.per_node and self.count % self.per_node:
-            raise ValueError(
+            raise self.contradiction(
                 f"count {self.count} is not a whole number of nodes of {self.per_node}; "
                 f"nearest: {self.count // self.per_node * self.per_node} "
-                f"or {(self.count // self.per_node + 1) * self.per_node}"
+                f"or {(self.count // self.per_node + 1) * self.per_node}",
+                "count",
             )
         return self
 
@@ -142,7 +143,7 @@ class Environment(Settings):
 
     python: str = "python3"
     """Interpreter on the site: a name or an absolute path."""
-    build: bool = True
+    build: Truth = True
     """Build a virtual environment on the site from ``packages``. False: use ``python`` as it is."""
     packages: tuple[str, ...] = ("torch>=2.10", "numpy>=1.26")
     """Added to what a worker needs itself (its small dependencies are always installed)."""
@@ -215,15 +216,17 @@ class SiteProfile(Settings):
     @model_validator(mode="after")
     def _hosts_match_scheduler(self) -> SiteProfile:
         if self.scheduler == "local" and self.hosts:
-            raise ValueError("a local site has no hosts; use scheduler: ssh for other machines")
+            raise self.contradiction("a local site has no hosts; use scheduler: ssh for other machines", "hosts")
         if self.scheduler == "local" and self.num_nodes != 1:
-            raise ValueError("a local site has one node; set gpu.per_node to gpu.count")
+            raise self.contradiction("a local site has one node; set gpu.per_node to gpu.count", "gpu.per_node")
         if self.scheduler == "ssh" and len(self.hosts) != self.num_nodes:
-            raise ValueError(
-                f"hosts lists {len(self.hosts)}, but gpu.count / gpu.per_node makes {self.num_nodes} nodes"
+            raise self.contradiction(
+                f"hosts lists {len(self.hosts)}, but gpu.count / gpu.per_node makes {self.num_nodes} nodes",
+                "hosts",
+                "scheduler",
             )
         if self.scheduler != "slurm" and self.slurm is not None:
-            raise ValueError(f"the section slurm belongs to scheduler: slurm, not {self.scheduler}")
+            raise self.contradiction(f"this section belongs to scheduler: slurm, not {self.scheduler}", "slurm")
         if self.scheduler == "slurm" and len(self.hosts) != 1:
-            raise ValueError("a slurm site lists exactly one host: its login node")
+            raise self.contradiction("a slurm site lists exactly one host: its login node", "hosts", "scheduler")
         return self

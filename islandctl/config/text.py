@@ -1,8 +1,8 @@
 """Strict YAML 1.2: text in, plain values and their places out. The one module that knows yaml.
 
 The core schema of YAML 1.2 decides what a plain scalar is: ``no``, ``on`` and ``22:22`` are text, ``010`` is ten,
-``0o10`` is eight, ``1e-5`` is a number. Keys are always text. Refused, with line and column: duplicate keys, tags,
-non-finite numbers, several documents, more than ``MAX_BYTES`` of text or ``MAX_DEPTH`` levels.
+``0o10`` is eight, ``0x10`` is sixteen, ``1e-5`` is a number. Keys are always text. Refused, with line and column:
+duplicate keys, tags, non-finite numbers, several documents, more than ``MAX_BYTES`` of text or ``MAX_DEPTH`` levels.
 
 An alias can make a small file explode, so it is allowed in one place only: as the value of a merge (``<<: *base``
 or ``<<: [*first, *second]``), where a key written beside it wins and of several sources the first. What merging

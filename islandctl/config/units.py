@@ -2,8 +2,8 @@
 
 Every type here is a pydantic annotation. A value is written with its unit (``25 Gbit/s``, ``10 min``) and is
 held as one number in the base unit that the type's name says. Bare numbers are refused, except where a share is
-meant. Prefixes are decimal (k, M, G, T, P); memory may also be binary (Ki, Mi, Gi, Ti, Pi). Rates and sizes are more
-than zero; times, prices and shares may be zero.
+meant. Prefixes are decimal (k, M, G, T, P); memory may also be binary (Ki, Mi, Gi, Ti, Pi). Rates, sizes and sums
+of money are more than zero; times, prices and shares may be zero.
 """
 
 from __future__ import annotations
@@ -97,6 +97,14 @@ def parse_seconds(value: Any) -> float:
     return float(_bounded(number * _TIME[unit], value, zero=True))
 
 
+def parse_usd(value: Any) -> float:
+    """``500 USD`` to US dollars."""
+    number, unit = _split(value, "500 USD")
+    if unit != "USD":
+        raise _unknown(unit, "500 USD")
+    return float(_bounded(number, value))
+
+
 def parse_usd_per_hour(value: Any) -> float:
     """``3.50 USD/h`` to US dollars per hour."""
     number, unit = _split(value, "3.50 USD/h")
@@ -166,6 +174,7 @@ BitsPerSecond: TypeAlias = Annotated[float, _typed(parse_bits_per_s, _RATE, "25 
 Bytes: TypeAlias = Annotated[int, _typed(parse_bytes, "([kKMGTP]|[KMGTP]i)?B", "512 GiB"), _written("B")]
 BytesPerSecond: TypeAlias = Annotated[float, _typed(parse_bytes_per_s, _RATE, "5 GB/s"), _written("B/s")]
 Seconds: TypeAlias = Annotated[float, _typed(parse_seconds, "us|ms|s|min|h|d", "140 ms"), _written("s")]
+Usd: TypeAlias = Annotated[float, _typed(parse_usd, "USD", "500 USD"), _written("USD")]
 UsdPerHour: TypeAlias = Annotated[float, _typed(parse_usd_per_hour, "USD/h", "3.50 USD/h"), _written("USD/h")]
 UsdPerGigabyte: TypeAlias = Annotated[float, _typed(parse_usd_per_gb, "USD/GB", "0.05 USD/GB"), _written("USD/GB")]
 Flops: TypeAlias = Annotated[float, _typed(parse_flops, "[kKMGTP]?FLOP/s", "989 TFLOP/s"), _written("FLOP/s")]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Callable
 
 from islandctl.config.recipe import Exchange
 from islandctl.exchange.follower import Latch
@@ -13,6 +15,7 @@ from islandctl.exchange.state import Flight
 from islandctl.exchange.verdict import Verdict, judge
 from islandctl.exchange.walk import Walk
 
+log = logging.getLogger(__name__)
 NONE = -1
 
 
@@ -21,10 +24,11 @@ class Due:
 
     Args:
         settings: the recipe's exchange.
-        patience_s: how long a round is waited for while the relay does not answer.
+        patience_s: how long a round is waited for at most, when the relay does not decide it.
         attempt: the run's.
         progress, walk, ranks, latch: the cell's.
         journal: gets every resolution before it is applied; used by rank 0.
+        on_silence: called once a wait, when the relay does not answer.
     """
 
     def __init__(
@@ -38,6 +42,7 @@ class Due:
         ranks: Ranks,
         latch: Latch,
         journal: Journal,
+        on_silence: Callable[[], None],
     ) -> None:
         self._settings = settings
         self._patience_s = patience_s
@@ -51,6 +56,7 @@ class Due:
         self._ranks = ranks
         self._latch = latch
         self._journal = journal
+        self._on_silence = on_silence
         self.stop_at: int | None = None
         """The step at which all cells checkpoint and end; None: go on. Equal on all ranks."""
 
@@ -89,6 +95,7 @@ class Due:
 
     def settle(self, *, finishing: bool = False) -> None:
         """Apply what is due, after waiting for it. All ranks do the same in the same order, or fail together."""
+        told = False
         while True:
             waiting, stop_at, walk, *seqs = self._ranks.decide(self._plan(finishing))
             self._ranks.agree(self._latch.error)
@@ -106,6 +113,9 @@ class Due:
                 if not waiting:
                     return
                 self._waiting.hurried()
+                if not told and not self._follower.in_touch:
+                    told = True
+                    self._tell()
 
     def others_stop(self) -> bool:
         """While this cell has trained its last step, the others end before theirs."""
@@ -152,12 +162,20 @@ class Due:
         )
 
     def _patient(self, flight: Flight) -> bool:
-        """While the relay answers, its late policy decides how long a round stays open; without it, the deadline.
+        """While the relay answers, its late policy decides how long a round is open; else ``late.relay_away``.
 
-        So too once the run stops: cells that are further may have ended already, and would be waited for in vain.
+        Once the run stops the deadline does: cells that are further may have ended already, and would be waited for
+        in vain.
         """
-        in_time = time.monotonic() < flight.started + self._patience_s
-        return in_time or (self._follower.in_touch and self._follower.stop_round is None)
+        now, follower = time.monotonic(), self._follower
+        if follower.in_touch:
+            return follower.stop_round is None or now < flight.started + self._patience_s
+        return now < min(flight.started + self._patience_s, follower.silent_since + self._settings.late.relay_away)
+
+    def _tell(self) -> None:
+        """Say that the loop stands still, and why."""
+        log.warning("step %d: standing still, since the relay does not answer", self._progress.step)
+        self._on_silence()
 
     def _stop_step(self) -> int:
         commit = self._follower.stop_round

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -88,6 +89,8 @@ class Follower:
         """The ledger was read to its end at least once."""
         self.in_touch = True
         """The last call was answered."""
+        self.silent_since = 0.0
+        """When it was not: since then, on the process's monotonic clock."""
         self.stop_round: Commit | None = None
         """The first commit after a stop entry."""
         self._stopping = False
@@ -121,6 +124,7 @@ class Follower:
             except UnreachableError as error:
                 if self.in_touch:
                     log.warning("relay unreachable, trying on: %s", error.message)
+                    self.silent_since = time.monotonic()
                 self.in_touch = False
                 self._latch.notify()
                 self._latch.pause(PATIENCE_S)

@@ -7,7 +7,7 @@ due, so that weights and checkpoints never depend on timing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch.distributed as dist
@@ -49,7 +49,8 @@ class Island:
         transport: the relay.
         group: gloo group of the cell's ranks; None for a cell of one rank.
         journal: where resolutions are kept (used by rank 0).
-        deadline_grace_s: how long over a round's deadline to wait for its commit while the relay does not answer.
+        deadline_grace_s: how long over a round's deadline to wait for its commit when the relay does not decide.
+        on_silence: called in the loop's thread, once a wait, when it stands still and the relay does not answer.
 
     Raises:
         ConfigError: the settings do not fit the model, or ask for a mode that is not two-site.
@@ -71,6 +72,7 @@ class Island:
         group: dist.ProcessGroup | None = None,
         journal: Journal,
         deadline_grace_s: float = 30.0,
+        on_silence: Callable[[], None] = lambda: None,
     ) -> None:
         if settings.mode != "two-site":
             raise ConfigError(f"exchange.mode: '{settings.mode}' has no shared anchor; only 'two-site' is built")
@@ -122,6 +124,7 @@ class Island:
             ranks=self._ranks,
             latch=self._latch,
             journal=journal,
+            on_silence=on_silence,
         )
 
     # The loop's calls

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 
@@ -22,6 +23,8 @@ from islandctl.exchange.shards import Shards
 from islandctl.exchange.state import Flight, FragmentState
 from islandctl.exchange.verdict import names
 from islandctl.ledger.entries import Commit
+
+log = logging.getLogger(__name__)
 
 
 class Rounds:
@@ -168,10 +171,10 @@ class Rounds:
         if named:
             self._take_part(p, mine, prepared)
         elif commit.named:
-            self._go_along(p, prepared)
+            self._go_along(p, mine, prepared, commit.window)
         if commit.named and self._schedule.is_final(commit.window):
             state.final = True
-        if named:
+        if commit.named:  # counted, or dropped
             state.tokens -= mine.tokens if mine is not None else state.tokens
         if commit.named and not commit.missing and not any(part.tokens for part in commit.named):
             state.at_end = True
@@ -186,40 +189,54 @@ class Rounds:
     def _take_part(self, p: int, mine: Flight | None, prepared: dict[int, Prepared]) -> None:
         """The commit names this cell: residual and value follow what was sent.
 
-        Without a flight (a walk) the packet is from an earlier life: what this life has learnt instead is the
-        difference, and stays owed.
+        Without a flight (a walk) the packet is from an earlier life, and so is what its encoding left out: the
+        learning is in the anchor, and nothing is owed.
         """
         state = self.states[p]
-        vectors = mine.vector if mine is not None else self._owed(p)
         for c, result in prepared.items():
             assert result.own is not None
-            left = torch.sub(vectors[c], result.own)
-            if self._settings.apply == "blend":  # the value still holds the share alpha of what was owed before
-                alpha = self._settings.alpha
-                left = torch.add(left.mul(1 - alpha), state.residual[c].mul(alpha))
-            state.residual[c] = left
+            if mine is None:
+                state.residual[c] = torch.zeros_like(result.anchor)
+            else:
+                left = torch.sub(mine.vector[c], result.own)
+                if self._settings.apply == "blend":  # the value still holds the share alpha of what was owed, whole
+                    alpha = self._settings.alpha
+                    left = torch.add(left.mul(1 - alpha), state.residual[c].mul(alpha))
+                state.residual[c] = left
             _install(state, c, result)
-        self._measure(p, prepared, vectors)
+        if mine is not None:
+            self._measure(p, prepared, mine.vector)
+        self._take_over(p, mine, blend=self._settings.apply == "blend")
+
+    @torch.no_grad()
+    def _go_along(self, p: int, mine: Flight | None, prepared: dict[int, Prepared], window: int) -> None:
+        """The commit names only others: the round is missed, and with it what this cell has learnt for it.
+
+        It stands where the others stand, plus what it has trained since its own snapshot for that round. To bring
+        the rest later, on top of what they have learnt meanwhile, would take the same steps twice.
+        """
+        state = self.states[p]
+        dropped = mine.tokens if mine is not None else state.tokens
+        if dropped:
+            told = "fragment %d, window %d: committed without this cell; the %d tokens trained for it are dropped"
+            log.warning(told, p, window, dropped)
+        for c, result in prepared.items():
+            _install(state, c, result)
+        self._take_over(p, mine, blend=False)
+
+    @torch.no_grad()
+    def _take_over(self, p: int, mine: Flight | None, *, blend: bool) -> None:
+        """The value becomes the anchor, plus what was trained since the snapshot."""
         snapshot = mine.snapshot if mine is not None else {}
-        for name, anchor in self._shards.scatter(self._map.fragments[p], state.anchor):
+        for name, anchor in self._shards.scatter(self._map.fragments[p], self.states[p].anchor):
             value = self._shards.local(name)
             if not snapshot:  # a walk, or a final round: nothing was trained meanwhile
                 value.copy_(anchor)
-            elif self._settings.apply == "carry":
-                value.copy_(anchor.add(value.sub(snapshot[name])))
-            else:
+            elif blend:
                 alpha = self._settings.alpha
                 value.copy_(value.mul(alpha).add(anchor.mul(1 - alpha)))
-
-    @torch.no_grad()
-    def _go_along(self, p: int, prepared: dict[int, Prepared]) -> None:
-        """The commit names only others: the value moves with the anchor and keeps what it has learnt."""
-        state = self.states[p]
-        moved = {c: torch.sub(result.anchor, state.anchor[c]) for c, result in prepared.items()}
-        for c, result in prepared.items():
-            _install(state, c, result)
-        for name, part in self._shards.scatter(self._map.fragments[p], moved):
-            self._shards.local(name).add_(part)
+            else:
+                value.copy_(anchor.add(value.sub(snapshot[name])))
 
     @torch.no_grad()
     def take_anchors(self) -> None:

@@ -32,10 +32,11 @@ class Walk:
         return any(self._without_us(head))
 
     def left_behind(self) -> int | None:
-        """The ledger's head when the others have gone on alone, past this cell's step."""
+        """The ledger's head when the others have gone on alone: past this cell's step, or by two rounds and more."""
         head = self._progress.follower.head
-        far = any(part.step > self._progress.step for commit in self._without_us(head) for part in commit.named)
-        return head if far else None
+        missed = list(self._without_us(head))
+        far = any(part.step > self._progress.step for commit in missed for part in commit.named)
+        return head if far or len(missed) > len({commit.fragment for commit in missed}) else None
 
     def _without_us(self, head: int) -> Iterator[Commit]:
         """Commits up to ``head`` that name only others, and that this cell did not apply in an earlier life."""
@@ -56,15 +57,19 @@ class Walk:
             return False
         # In the follower's order every rank has the same commits up to the head.
         todo = sorted(
-            (commit.seq, p, max((part.step for part in commit.named), default=0))
-            for p, queue in enumerate(progress.follower.queues)
-            for commit in list(queue)
-            if commit.seq <= head
+            ((commit, p) for p, queue in enumerate(progress.follower.queues) for commit in list(queue)),
+            key=lambda each: each[0].seq,
         )
-        log.info("walking %d commits that the ledger has beyond step %d", len(todo), progress.step)
-        for seq, p, step in todo:
-            if not progress.resolve(p, seq):
+        todo = [(commit, p) for commit, p in todo if commit.seq <= head]
+        began, missed = progress.step, sum(not names(commit, progress.cell) for commit, _ in todo if commit.named)
+        for commit, p in todo:
+            if not progress.resolve(p, commit.seq):
                 return False
-            progress.put_forward(step - progress.step)
+            progress.put_forward(max((part.step for part in commit.named), default=0) - progress.step)
         progress.put_forward(min(progress.first_open_step() - 1, progress.schedule.steps) - progress.step)
+        log.warning(
+            "rejoined at step %d, from step %d: took over %d rounds, %d of them without this cell. What was sent "
+            "counts and is not sent again; what this cell trained and no round counted is dropped",
+            *(progress.step, began, len(todo), missed),
+        )
         return True

@@ -26,7 +26,10 @@ class Host(Protocol):
     """``site/host``, as messages name it."""
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Completed:
-        """Run one command; its arguments arrive as they are, whatever the login shell."""
+        """Run one command; its arguments arrive as they are, whatever the login shell.
+
+        A command killed on the host by signal N has code 128 + N.
+        """
 
     def python(
         self,

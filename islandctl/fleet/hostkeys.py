@@ -119,7 +119,7 @@ class HostKeys:
             raise HostKeyError(
                 f"{place} is unknown: it shows {shown}",
                 hint="compare the fingerprint with your provider's; then connect once by hand "
-                f"(ssh -p {hop.port} {hop.user}@{hop.host}) or set ssh.host_keys: accept-new in the site profile",
+                f"(ssh {hop.by_hand}) or set ssh.host_keys: accept-new in the site profile",
             )
         self._keep(hop.host_key_name, kind, key)
         self._on_message(f"{place} is new, accepted and kept in {self._own}: {shown}")

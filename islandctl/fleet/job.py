@@ -39,6 +39,8 @@ class SupervisorJob(Model):
     restart: RestartPolicy = RestartPolicy()
     stop_timeout_s: float = 60.0
     """Between TERM and KILL."""
+    budget_s: float | None = None
+    """Seconds that the job may be kept, over all supervisors of its folder; None: no limit."""
 
 
 class SupervisorState(Model):
@@ -56,3 +58,12 @@ class SupervisorState(Model):
     code: int | None = None
     signal: int | None = None
     reason: str = ""
+    last: str = ""
+    """Why the child last ended though nobody had asked it to; empty: it never did."""
+    orphans: bool | None = None
+    """Only of a lost one: do processes of its job live on without it?"""
+
+    @property
+    def life(self) -> str:
+        """Names the child's present life, as its environment does (ISLANDCTL_LIFE)."""
+        return f"{self.supervisor_pid}.{self.restarts}"

@@ -24,9 +24,7 @@ class LocalHost:
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Completed:
         """Run one command; see ``Host.run``."""
-        source, args = wire.run_args(argv, timeout_s)
-        value = self.python(source, args, timeout_s=timeout_s + 5, payload=stdin)
-        return wire.completed(self.label, argv, timeout_s, value)
+        return wire.run(self, argv, stdin, timeout_s)
 
     def python(
         self,

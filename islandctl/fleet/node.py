@@ -143,13 +143,26 @@ def sizes(host: Host, folders: Sequence[AnyPath]) -> list[dict[str, int]]:
     return answers
 
 
-def remove(host: Host, work_dir: AnyPath, path: AnyPath, *, timeout_s: float = 600.0) -> bool:
+def remove(
+    host: Host,
+    work_dir: AnyPath,
+    path: AnyPath,
+    *,
+    keep: str = "",
+    emptied: bool = False,
+    timeout_s: float = 600.0,
+) -> bool:
     """Remove a file or folder below ``work_dir``. False: it was not there.
+
+    Args:
+        keep: what stays of the folder, where it holds that.
+        emptied: the folder around it goes as well, when it has become empty.
 
     Raises:
         PreflightError: the path does not lie below ``work_dir``, links followed.
     """
-    return bool(_files(host, "remove", timeout_s=timeout_s, work_dir=str(work_dir), path=str(path)))
+    args: dict[str, Any] = {"work_dir": str(work_dir), "path": str(path), "keep": keep, "emptied": emptied}
+    return bool(_files(host, "remove", timeout_s=timeout_s, **args))
 
 
 def list_checkpoints(host: Host, cell_folder: AnyPath) -> list[StoredCheckpoint]:

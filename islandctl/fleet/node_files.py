@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import shutil
@@ -101,18 +102,31 @@ def sizes(args: dict[str, Any], _: bytes) -> list[dict[str, int]]:
 
 
 def remove(args: dict[str, Any], _: bytes) -> bool:
-    """Remove a file or folder, only below the work folder. False: it was not there."""
+    """Remove a file or folder, only below the work folder. False: it was not there.
+
+    ``keep``: a name; where the folder holds it, this one stays, and so does the folder.
+    ``emptied``: the folder around it goes as well, when nothing else is in it.
+    """
     work, path = os.path.realpath(expand(args["work_dir"])), expand(args["path"])
     # The parent's links are followed, the last part's is not: a link is removed, never what it points to.
     real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
     if os.path.commonpath([work, real]) != work or real == work:
         raise ValueError(f"{path} does not lie below {work}: refused")
+    kept = os.path.join(real, args["keep"]) if args.get("keep") else ""
+    if kept and not os.path.islink(real) and os.path.lexists(kept):
+        for name in os.listdir(real):
+            if name != args["keep"]:
+                remove({"work_dir": work, "path": os.path.join(real, name)}, b"")
+        return True
     if os.path.islink(real) or os.path.isfile(real):
         os.unlink(real)
     elif os.path.isdir(real):
         shutil.rmtree(real)
     else:
         return False
+    if args.get("emptied") and os.path.dirname(real) != work:
+        with contextlib.suppress(OSError):
+            os.rmdir(os.path.dirname(real))
     return True
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import shlex
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +28,9 @@ class Hop:
     """One SSH server on the way, resolved."""
 
     alias: str
-    """As the user wrote it, for messages and for commands to type."""
+    """As the user wrote it, for messages."""
+    by_hand: str
+    """What comes after ``ssh`` to go the same way by hand: options of the profile, then the host, for a shell."""
     host: str
     port: int
     user: str
@@ -79,7 +82,7 @@ def _chain(address: Address, ssh: Ssh, identity: str | None, seen: tuple[str, ..
     if str(address) in seen or len(seen) >= _MAX_HOPS:
         raise ConfigError(
             f"ProxyJump leads in a circle: {' → '.join((*seen, str(address)))}",
-            hint=f"look at: ssh -G {address.host} | grep -i proxyjump",
+            hint=f"look at: ssh -G {hop.by_hand} | grep -i proxyjump",
         )
     first, *others = [_jump(text) for text in jumps.split(",")]
     before = _chain(first, ssh, None, (*seen, str(address)))
@@ -94,17 +97,17 @@ def _jump(text: str) -> Address:
 
 def _ask(address: Address, ssh: Ssh, identity: str | None) -> tuple[Hop, str]:
     """One ``ssh -G``: the hop, and its ProxyJump list (empty for none)."""
-    argv = ["ssh", "-G"]
+    options: list[str] = []
     for option, value in (
         ("-F", ssh.config and os.path.expanduser(ssh.config)),
         ("-l", address.user),
         ("-p", address.port),
         ("-i", identity and os.path.expanduser(identity)),
     ):
-        argv += [option, str(value)] if value is not None else []
+        options += [option, str(value)] if value is not None else []
     try:
         done = subprocess.run(
-            [*argv, "--", address.host],
+            ["ssh", "-G", *options, "--", address.host],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_DEADLINE_S,
@@ -126,7 +129,7 @@ def _ask(address: Address, ssh: Ssh, identity: str | None) -> tuple[Hop, str]:
     for line in done.stdout.splitlines():
         key, _, value = line.partition(" ")
         values.setdefault(key.lower(), []).append(value)
-    return _hop(address, values, ssh), _unless_none(values, "proxyjump") or ""
+    return _hop(address, values, ssh, shlex.join([*options, address.host])), _unless_none(values, "proxyjump") or ""
 
 
 def _unless_none(values: dict[str, list[str]], key: str) -> str | None:
@@ -134,7 +137,7 @@ def _unless_none(values: dict[str, list[str]], key: str) -> str | None:
     return None if text.lower() == "none" else text
 
 
-def _hop(address: Address, values: dict[str, list[str]], ssh: Ssh) -> Hop:
+def _hop(address: Address, values: dict[str, list[str]], ssh: Ssh, by_hand: str) -> Hop:
     host, port, user = values["hostname"][0], int(values["port"][0]), values["user"][0]
     tokens = {
         "%": "%",
@@ -166,6 +169,7 @@ def _hop(address: Address, values: dict[str, list[str]], ssh: Ssh) -> Hop:
     alias = _unless_none(values, "hostkeyalias")
     return Hop(
         alias=str(address),
+        by_hand=by_hand,
         host=host,
         port=port,
         user=user,

@@ -13,7 +13,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -26,6 +26,7 @@ from islandctl.fleet.host import Host
 PYTHON_LEAST = (3, 11)
 WORKER_REQUIREMENTS = ("blake3>=1.0", "httpx>=0.28,<1", "numpy>=1.26", "pydantic>=2.9,<3", "tenacity>=9,<10")
 """The small dependencies of a worker; torch comes from the profile's ``environment.packages``."""
+SOAP_REQUIREMENT = "pytorch-optimizer>=4.1,<5"
 WORKER_IMPORTS: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("torch", (2, 10)),
     ("numpy", (1, 26)),
@@ -48,11 +49,26 @@ class Needs:
     """Module and least version."""
     packages: bool = True
     """Whether the profile's ``environment.packages`` (torch and the like) are wanted too."""
+    extras: str = "worker"
+    """What of islandctl itself to install on this machine, if something is missing here."""
 
 
-def worker_needs() -> Needs:
-    """Of a node that trains."""
-    return Needs("a worker", WORKER_REQUIREMENTS, WORKER_IMPORTS)
+def worker_needs(optimizer: str = "adamw") -> Needs:
+    """Of a node that trains.
+
+    Args:
+        optimizer: the recipe's ``training.optimizer.kind``.
+    """
+    needs = Needs("a worker", WORKER_REQUIREMENTS, WORKER_IMPORTS)
+    if optimizer != "soap":
+        return needs
+    return replace(
+        needs,
+        who="a worker with the optimizer soap",
+        requirements=(*needs.requirements, SOAP_REQUIREMENT),
+        imports=(*needs.imports, ("pytorch_optimizer", ())),
+        extras="worker,soap",
+    )
 
 
 RELAY_NEEDS = Needs(
@@ -242,7 +258,7 @@ def _judge(label: str, build: bool, needs: Needs, found: dict[str, Any], *, own:
     if told["missing"] and not build:
         raise PreflightError(
             f"{label}: {told['executable']} lacks what {needs.who} needs: {_listed(told['missing'])}",
-            hint="pip install 'islandctl[worker]'; or set environment.build: true in the site profile"
+            hint=f"pip install 'islandctl[{needs.extras}]'; or set environment.build: true in the site profile"
             if own
             else "set environment.build: true, or type there: "
             + _pip_line(told["executable"], told["missing"], needs),

@@ -173,7 +173,7 @@ def login(label: str, hop: Hop, host_keys: HostKeys, below: Link | None) -> Link
         where = f"jump host {below.hop.alias} or {endpoint}" if below else endpoint
         raise UnreachableError(
             f"{label}: {where} closed the connection {LOGIN_TRIES} times before login (login limit, MaxStartups?)",
-            hint=f"wait a little, then try again; or check: ssh -v {hop.alias}",
+            hint=f"wait a little, then try again; or check: ssh -v {hop.by_hand}",
         ) from error
     raise AssertionError("unreachable")
 
@@ -247,7 +247,7 @@ class _Believe(paramiko.MissingHostKeyPolicy):
 def _no_way_on(label: str, hop: Hop, below: Link, error: Exception) -> IslandError:
     """The error for a jump host that gave no stream to the next server."""
     gate, place = below.hop.alias, f"{hop.host} port {hop.port}"
-    hint = f"check: ssh -W {hop.host}:{hop.port} {gate}"
+    hint = f"check: ssh -W {hop.host}:{hop.port} {below.hop.by_hand}"
     if not isinstance(error, paramiko.ChannelException):
         return UnreachableError(f"{label}: jump host {gate} gave no connection to {place}: {error}", hint=hint)
     if error.code == 1:
@@ -271,9 +271,9 @@ def _no_agreement(label: str, hop: Hop, error: Exception, silent: bool, complain
             return _TurnedAway(text)
         return UnreachableError(f"{label}: {place} is not an SSH server ({text})", hint="check the port")
     if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
-        return PreflightError(f"{label}: {place}: no common algorithm: {text}", hint=f"check: ssh -v {hop.alias}")
+        return PreflightError(f"{label}: {place}: no common algorithm: {text}", hint=f"check: ssh -v {hop.by_hand}")
     if said := complaint():
-        return UnreachableError(f"{label}: {place}{said}", hint=f"check: ssh -v {hop.alias}")
+        return UnreachableError(f"{label}: {place}{said}", hint=f"check: ssh -v {hop.by_hand}")
     return _TurnedAway(text)
 
 
@@ -308,7 +308,7 @@ class _Keys(AuthStrategy):
                     if "timeout" in str(error):
                         raise UnreachableError(
                             f"{self._label}: {hop.endpoint} did not answer a login in {hop.connect_timeout_s:g} s",
-                            hint=f"check the load of the machine, or look at: ssh -v {hop.alias}",
+                            hint=f"check the load of the machine, or look at: ssh -v {hop.by_hand}",
                         ) from error
                     tried.append(f"{name} refused" if transport.is_active() else f"{name}: {error}")
                     if not transport.is_active():
@@ -321,12 +321,12 @@ class _Keys(AuthStrategy):
                         f"{self._label}: {hop.endpoint} took {name}, but also wants a second factor "
                         f"({', '.join(more)}), which cannot be given here",
                         hint="ask for logins by key alone; a jump host can be opened by hand instead: ControlMaster "
-                        f"and ControlPersist for it, ProxyCommand ssh -W %h:%p {hop.alias} for the hosts behind it",
+                        f"and ControlPersist for it, ProxyCommand ssh -W %h:%p {hop.by_hand} for the hosts behind it",
                     )
                 tried.append(f"{name} accepted, but the server wants another key too")
         raise PreflightError(
             f"{self._label}: login refused for {hop.endpoint}: {'; '.join(tried) or 'there is no key to offer'}",
-            hint=f"check user and key (ssh.user, ssh.identity in the profile), or look at: ssh -v {hop.alias}",
+            hint=f"check user and key (ssh.user, ssh.identity in the profile), or look at: ssh -v {hop.by_hand}",
         )
 
     def _offers(self, in_agent: Mapping[bytes, paramiko.PKey]) -> Iterator[tuple[str, paramiko.PKey]]:

@@ -75,10 +75,8 @@ class SshHost:
         self._link: Link | None = None
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Completed:
-        """Run one command; see ``Host.run``. A command killed on the host by signal N has code 128 + N."""
-        source, args = wire.run_args(argv, timeout_s)
-        value = self.python(source, args, timeout_s=timeout_s + 10, payload=stdin)
-        return wire.completed(self.label, argv, timeout_s, value)
+        """Run one command; see ``Host.run``."""
+        return wire.run(self, argv, stdin, timeout_s)
 
     def python(
         self,

@@ -32,7 +32,7 @@ def open_stream(label: str, hop: Hop) -> tuple[socket.socket, Callable[[], str]]
     except socket.gaierror as error:
         raise UnreachableError(
             f"{label}: the name {hop.host} is not known ({error.strerror})",
-            hint=f"check the spelling in the site profile, or: ssh -G {hop.alias} | grep hostname",
+            hint=f"check the spelling in the site profile, or: ssh -G {hop.by_hand} | grep hostname",
         ) from error
     except TimeoutError as error:
         raise UnreachableError(
@@ -45,7 +45,7 @@ def open_stream(label: str, hop: Hop) -> tuple[socket.socket, Callable[[], str]]
         ) from error
     except OSError as error:
         raise UnreachableError(
-            f"{label}: {place}: {error.strerror or error}", hint=f"check: ssh {hop.alias}"
+            f"{label}: {place}: {error.strerror or error}", hint=f"check: ssh {hop.by_hand}"
         ) from error
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

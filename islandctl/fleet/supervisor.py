@@ -30,7 +30,12 @@ BEAT_S = 2.0
 """How often state.json is written anew while nothing changes."""
 START_TIMEOUT_S = 10.0
 CRASH_GRACE_S = 10.0
-MARK, JOB = "ISLANDCTL_RUN", "ISLANDCTL_JOB"
+RESERVED, RESERVED_BYTES = ".reserved", 4096
+BY_BUDGET = "stopped by budget"
+BUDGET_GRACE_S = 900.0
+"""Between asking the child to end, since the budget is used up, and ending it: cells end together at one step."""
+MARK, JOB, LIFE = "ISLANDCTL_RUN", "ISLANDCTL_JOB", "ISLANDCTL_LIFE"
+ASKED = "asked to stop"
 LIVE = ("starting", "running", "backoff", "stopping")
 
 
@@ -144,12 +149,22 @@ def read_json(path: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+def reserve(path: str) -> None:
+    """Hold space for one ``write_json`` of this path, so that a disk that fills up cannot swallow the last word."""
+    with contextlib.suppress(OSError), open(path + RESERVED, "wb") as file:
+        file.write(b" " * RESERVED_BYTES)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def write_json(path: str, value: dict[str, Any], durable: bool = False) -> None:
-    """Replace the file in one step; ``durable``: it also survives a power cut."""
+    """Replace the file in one step; ``durable``: it also survives a power cut. Takes the space held for it first."""
     aside = f"{path}.{os.getpid()}.tmp"
-    with open(aside, "w") as file:
-        json.dump(value, file, indent=1)
-        file.write("\n")
+    with contextlib.suppress(OSError):
+        os.rename(path + RESERVED, aside)
+    data = json.dumps(value, indent=1).encode() + b"\n"
+    with open(os.open(aside, os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:
+        file.write(data.ljust(os.fstat(file.fileno()).st_size))
         if durable:
             file.flush()
             os.fsync(file.fileno())
@@ -196,15 +211,17 @@ def states(folders: list[str]) -> list[dict[str, Any]]:
             answers.append({"state": "absent"})
             continue
         answer: dict[str, Any] = {
-            key: state.get(key) for key in ("state", "restarts", "child_pid", "supervisor_pid", "since")
+            key: state.get(key) for key in ("state", "restarts", "child_pid", "supervisor_pid", "since", "last")
         }
         answer["beat_age_s"] = max(0.0, time.time() - state.get("beat", 0.0))
         if state["state"] in LIVE and not lives(state):
-            # Read again: it may have ended, in good order, between the two looks.
-            state = read_json(os.path.join(folder, "state.json")) or state
-            answer["state"] = state["state"] if state["state"] == "ended" else "lost"
+            # Its last word counts, also where a full disk left no room to tell the state after it.
+            answer["state"] = "ended" if os.path.exists(os.path.join(folder, "exit.json")) else "lost"
             rebooted = state.get("boot_id") != boot_id()
             answer["reason"] = "the node was rebooted" if rebooted else "the supervisor was killed"
+            job = read_json(os.path.join(folder, "job.json")) or {}
+            rest = marked(job["mark"], job["name"]) if "mark" in job else ()
+            answer["orphans"] = any(LIFE in environ for _, _, environ in rest)  # the next supervisor has none
         ended = read_json(os.path.join(folder, "exit.json")) if answer["state"] == "ended" else None
         if ended:
             answer.update({key: ended.get(key) for key in ("outcome", "code", "signal", "reason", "restarts")})
@@ -231,6 +248,9 @@ class Supervisor:
         """Restarts since the child last made progress."""
         self.asked = ""
         """Why we were told to stop; empty while we were not."""
+        self.used_s = float((read_json(self._path("used.json")) or {}).get("seconds", 0.0))
+        """How long supervisors of this folder have kept the job."""
+        self._counted = time.monotonic()
         self.child: subprocess.Popen[bytes] | None = None
         self.state: dict[str, Any] = {}
         self._woken, self._waker = os.pipe()
@@ -241,10 +261,29 @@ class Supervisor:
         return os.path.join(self.folder, name)
 
     def _log(self, text: str) -> None:
-        sys.stderr.write(f"{utc()} {self.job['name']}: {text}\n")
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # a full disk must not end the training that we keep
+            sys.stderr.write(f"{utc()} {self.job['name']}: {text}\n")
+            sys.stderr.flush()
+
+    def _count(self) -> None:
+        """Keep what is used of the budget; when that is all of it, ask the child to end (file ``spent``)."""
+        now = time.monotonic()
+        self.used_s, self._counted = self.used_s + now - self._counted, now
+        if self.job.get("budget_s") is None:
+            return
+        try:
+            write_json(self._path("used.json"), {"seconds": self.used_s})
+            if self._overdrawn():
+                open(self._path("spent"), "w").close()
+        except OSError as error:
+            self._log(f"used.json not written: {error}")
+
+    def _overdrawn(self, by_s: float = 0.0) -> bool:
+        budget = self.job.get("budget_s")
+        return budget is not None and self.used_s >= budget + by_s
 
     def _tell(self, state: str, **more: Any) -> None:
+        self._count()
         if state != self.state.get("state"):
             self.state["since"] = utc()
         self.state.update(
@@ -258,7 +297,7 @@ class Supervisor:
         )
         try:
             write_json(self._path("state.json"), self.state)
-        except OSError as error:  # a full disk must not end the training that we keep
+        except OSError as error:
             self._log(f"state.json not written: {error}")
 
     def _beat(self) -> None:
@@ -267,7 +306,9 @@ class Supervisor:
 
     def _stop_asked(self) -> bool:
         if not self.asked and os.path.exists(self._path("stop")):
-            self.asked = "asked to stop"
+            self.asked = ASKED
+        if not self.asked and self._overdrawn(BUDGET_GRACE_S):
+            self.asked = BY_BUDGET
         return bool(self.asked)
 
     def _wait(self, seconds: float) -> None:
@@ -288,10 +329,11 @@ class Supervisor:
             signal.signal(number, self._on_signal)
         # What lies there now is of an earlier life, unless a lost predecessor had a child since.
         before = _signature(self.job.get("outcome")) if held is None else held.get("outcome_before")
-        self._tell("starting", child_pid=None, outcome_before=before)
+        self._tell("starting", child_pid=None, outcome_before=before, last=(held or {}).get("last", ""))
         if held is not None:
             self.restarts = held.get("restarts", 0)
             self._log(f"taking over from supervisor {held.get('supervisor_pid')}, which was lost")
+        reserve(self._path("exit.json"))
         self._end_rest()
         verdict = self._told(before) if held is not None else None
         if verdict is not None and verdict["outcome"] != "finished":
@@ -308,10 +350,12 @@ class Supervisor:
             if verdict is None:
                 self.restarts += 1
                 self.failures += 1
-                self._pause(code)
+                self._pause(code, self._cause(code, before))
         left = self._end_rest()
         if left:
             verdict["reason"] = f"{verdict.get('reason', '')}; processes that would not end: {left}"
+        if verdict["outcome"] == "stopped" and self._overdrawn():
+            verdict["reason"] = f"{BY_BUDGET}: {span(self.used_s)} of {span(self.job['budget_s'])} used"
         self._log(f"{verdict['outcome']}: {verdict.get('reason') or 'done'}")
         verdict.update(restarts=self.restarts, at=utc())
         write_json(
@@ -353,7 +397,7 @@ class Supervisor:
             if secrets is None:
                 raise ValueError(f"{path} is missing or is not a JSON object")
             env.update(secrets)
-        env.update({MARK: job["mark"], JOB: job["name"]})
+        env.update({MARK: job["mark"], JOB: job["name"], LIFE: f"{os.getpid()}.{self.restarts}"})
         argv = list(job["argv"])
         if job.get("setup"):
             argv = ["/bin/sh", "-c", "\n".join(job["setup"]) + '\nexec "$@"', "sh", *argv]
@@ -432,14 +476,29 @@ class Supervisor:
             return dict(how, outcome="failed", reason=reason)
         return None
 
-    def _pause(self, code: int) -> None:
+    def _cause(self, code: int, before: list[int] | None) -> str:
+        """Why the child ended though nobody had asked it to: in its own words, or by its exit code."""
+        path = self.job.get("outcome")
+        told = read_json(path) if path and _signature(path) != before else None
+        said = told.get("reason") if told and told.get("outcome") == "failed" else ""
+        return str(said or ending(code))
+
+    def _pause(self, code: int, cause: str) -> None:
         pause = min(self.restart["backoff_limit_s"], self.restart["backoff_s"] * 2.0 ** min(self.failures - 1, 30))
         self._note(f"islandctl: {ending(code)}; restart {self.restarts} in {pause:.1f} s")
-        self._tell("backoff", child_pid=None)
+        self._tell("backoff", child_pid=None, last=cause)
         end = time.monotonic() + pause
         while time.monotonic() < end and not self._stop_asked():
             self._beat()
             self._wait(min(POLL_S, end - time.monotonic()))
+
+
+def span(seconds: float) -> str:
+    """``12.5 h``, ``14.2 min`` or ``30.0 s``."""
+    for limit, unit, scale in ((600.0, "s", 1), (7200.0, "min", 60)):
+        if seconds < limit:
+            return f"{seconds / scale:.1f} {unit}"
+    return f"{seconds / 3600:.1f} h"
 
 
 def ending(code: int) -> str:
@@ -465,7 +524,8 @@ def keep(folder: str) -> None:
             raise SystemExit(f"another supervisor holds {folder}") from None
         # Some cluster file systems know no locks: ``start`` has looked at the processes already.
     state = read_json(os.path.join(folder, "state.json"))
-    lost = state is not None and state.get("state") in LIVE
+    told = os.path.exists(os.path.join(folder, "exit.json"))
+    lost = state is not None and state.get("state") in LIVE and not told
     for name in ("exit.json",) if lost else ("exit.json", "stop"):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(folder, name))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from islandctl.errors import PreflightError, UnreachableError
-from islandctl.fleet.host import Completed
+from islandctl.fleet.host import Completed, Host
 
 BOOT = "import sys;i=sys.stdin.buffer;exec(i.read(int(i.readline())))"
 """Holds no character that any login shell changes inside double quotes."""
@@ -64,6 +64,8 @@ def main(args, payload):
 """
 
 
+_START_S = 10.0
+"""Over a command's own time: for a Python to start on a busy node."""
 _NO_ROOM = "free some space there, or set work_dir in the site profile to another disk"
 _NO_RIGHT = "set work_dir in the site profile to a folder that you may write to there"
 _HINTS = {
@@ -145,15 +147,16 @@ def _raised(label: str, value: Mapping[str, Any]) -> PreflightError:
     )
 
 
-def run_args(argv: Sequence[str], timeout_s: float) -> tuple[str, dict[str, Any]]:
-    """Program and arguments that run one command on the host."""
-    return _RUN, {"argv": list(argv), "timeout_s": timeout_s}
+def run(host: Host, argv: Sequence[str], stdin: bytes, timeout_s: float) -> Completed:
+    """``Host.run`` by means of ``Host.python``. A command killed by signal N has code 128 + N.
 
-
-def completed(label: str, argv: Sequence[str], timeout_s: float, value: Mapping[str, Any]) -> Completed:
-    """What the program of ``run_args`` gave back, as ``Completed``."""
+    Raises:
+        UnreachableError: it did not end in time.
+    """
+    args = {"argv": list(argv), "timeout_s": timeout_s}
+    value = host.python(_RUN, args, timeout_s=timeout_s + _START_S, payload=stdin)
     if value.get("timeout"):
-        raise late(label, argv[0], timeout_s)
+        raise late(host.label, argv[0], timeout_s)
     return Completed(value["code"], base64.b64decode(value["out"]), base64.b64decode(value["err"]))
 
 

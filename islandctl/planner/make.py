@@ -12,6 +12,7 @@ from islandctl.config.site import SiteProfile
 from islandctl.errors import ConfigError
 from islandctl.planner import findings as judge
 from islandctl.planner import memory, speed, wan
+from islandctl.planner.budget import budget_finding
 from islandctl.planner.catalogue import CPU, Accelerator, accelerator
 from islandctl.planner.cells import make_cells
 from islandctl.planner.cost import cost_finding, cost_per_hour
@@ -69,6 +70,7 @@ def make_plan(recipe: Loaded[Recipe], sites: Sequence[Loaded[SiteProfile]]) -> P
         feasible=True,
     )
     found = [*_findings(plan, counts, fragments, links, cells_on), *cost_finding(list(known.values()))]
+    found += [finding] if (finding := budget_finding(plan)) else []
     found += not_yet(plan)
     feasible = all(finding.level != "fail" for finding in found)
     return plan.model_copy(update={"findings": judge.merged(found), "feasible": feasible})

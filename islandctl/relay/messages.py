@@ -43,6 +43,10 @@ class Heartbeat(Model):
     """Rounds resolved after their planned step."""
     message: str = ""
     """One line for the user, for example what it waits for."""
+    spent: bool = False
+    """The budget is used up: all cells are to checkpoint and end together."""
+    life: str = ""
+    """The life of the workers that says this, as their supervisor counts (ISLANDCTL_LIFE); empty: not known."""
 
 
 class CellStatus(Model):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Protocol
 
+from islandctl.config.budget import BY_BUDGET
 from islandctl.config.recipe import Late
 from islandctl.ledger.chain import START, seal
 from islandctl.ledger.entries import Entry, Genesis
@@ -227,7 +228,7 @@ class Service:
         return self._rounds.head.seq
 
     def heartbeat(self, heartbeat: Heartbeat) -> None:
-        """Keep a cell's sign of life.
+        """Keep a cell's sign of life; one whose budget is used up stops the run.
 
         Raises:
             Refusal: ``held_out``: two cells evaluate on different texts; the message names both.
@@ -245,6 +246,9 @@ class Service:
                         f"({other.held_out_hash[:12]}, {heartbeat.held_out_hash[:12]})",
                     )
             self._heartbeats[heartbeat.cell] = (heartbeat, self._clock())
+            rounds = self._rounds
+            if heartbeat.spent and heartbeat.attempt == rounds.attempt and not (rounds.stopping or rounds.halted):
+                self._settle(rounds.stop(BY_BUDGET))
 
     def checkpoint(self, attempt: int, cell: int, step: int, manifest: str, versions: tuple[int, ...]) -> Entry:
         """See ``Rounds.checkpoint``."""

@@ -13,7 +13,7 @@ from islandctl.errors import UnreachableError
 from islandctl.fleet import node as nodes
 from islandctl.ledger.entries import ENTRY, Entry
 from islandctl.ledger.joint import JointCheckpoint, Unjoined, joint_checkpoints, unjoined
-from islandctl.runs.reach import Reach, Say, each
+from islandctl.runs.reach import Reach, Say, each, told
 from islandctl.runs.record import CellRecord, RunRecord
 from islandctl.runs.relay import client
 
@@ -72,9 +72,13 @@ class Row(Model):
     step: int
     attempt: int
     joint: bool
+    """The ledger says that every cell had it whole."""
+    resumable: bool = False
+    """It is joint, and lies with every cell now: `resume` can go back to it."""
     held_by: tuple[str, ...] = ()
     """Cells on whose nodes it lies."""
     note: str = ""
+    """Why it cannot be gone back to."""
 
 
 class Survey(Model):
@@ -104,7 +108,7 @@ def verify(record: RunRecord, reach: Reach, joint: JointCheckpoint) -> list[str]
     for verdict in each(record.cells, check):
         if isinstance(verdict.error, UnreachableError):
             raise verdict.error
-        faults += [f"{verdict.item.name}: {verdict.error.message}"] if verdict.error else verdict.value or []
+        faults += [told(verdict.item.name, verdict.error)] if verdict.error else verdict.value or []
     return faults
 
 
@@ -164,13 +168,13 @@ def survey(record: RunRecord, plan: Plan, say: Say) -> Survey:
         lost = []
         for verdict in each(record.cells, lambda cell: _held(cell, reach)):
             if verdict.error is not None:
-                lost.append(f"{verdict.item.name}: {verdict.error.message}")
+                lost.append(told(verdict.item.name, verdict.error))
                 say(lost[-1])
             for key in verdict.value or ():
                 held.setdefault(key, []).append(verdict.item.name)
     names = [cell.name for cell in record.cells]
     joint = joint_checkpoints(entries, len(names))
-    rows = rows_of(joint, unjoined(entries, names), held, names if not lost else ())
+    rows = rows_of(joint, unjoined(entries, names), held, names, all_asked=not lost)
     return Survey(run=record.run, rows=tuple(rows), unreachable=tuple(lost))
 
 
@@ -179,19 +183,31 @@ def rows_of(
     rest: Sequence[Unjoined],
     held: dict[tuple[int, int], list[str]],
     cells: Sequence[str],
+    *,
+    all_asked: bool = True,
 ) -> list[Row]:
-    """One row a step of the ledger, and one for what lies on nodes without the ledger knowing it.
+    """One row a step that is of interest: what can be gone back to, and what lies on nodes besides.
+
+    What a cell has tidied away since (``checkpoint.keep``) is left out, unless nothing newer can be gone back to.
 
     Args:
         held: (attempt, step) → cells that have it whole by its name.
-        cells: all cells, when all could be asked; empty: absence proves nothing.
+        cells: all cells.
+        all_asked: every cell has told what it holds; else absence proves nothing.
     """
     rows = {}
     for one in joint:
         key = (one.attempt, one.step)
         missing = [name for name in cells if name not in held.get(key, [])]
-        note = f"gone from {', '.join(missing)}" if missing else ""
-        rows[key] = Row(step=one.step, attempt=one.attempt, joint=True, held_by=tuple(held.get(key, ())), note=note)
+        note = f"{'gone from' if all_asked else 'not seen on'} {', '.join(missing)}" if missing else ""
+        rows[key] = Row(
+            step=one.step,
+            attempt=one.attempt,
+            joint=True,
+            resumable=not missing,
+            held_by=tuple(held.get(key, ())),
+            note=note,
+        )
     for other in rest:
         key = (other.attempt, other.step)
         held_by = tuple(held.get(key, ()))
@@ -200,12 +216,9 @@ def rows_of(
         if key not in rows:
             note = "not of the run's present line"
             rows[key] = Row(step=key[1], attempt=key[0], joint=False, held_by=tuple(names), note=note)
-    # Tidied away (checkpoint.keep): gone everywhere, and older than what is there.
-    there = [row.step for row in rows.values() if row.held_by]
-    tidied = [key for key, row in rows.items() if cells and there and not row.held_by and row.step < min(there)]
-    for key in tidied:
-        del rows[key]
-    return sorted(rows.values(), key=lambda row: (row.step, row.attempt))
+    newest = max((row.step for row in rows.values() if row.resumable), default=0)
+    shown = [row for row in rows.values() if row.held_by or row.step >= newest or not all_asked]
+    return sorted(shown, key=lambda row: (row.step, row.attempt))
 
 
 def _held(cell: CellRecord, reach: Reach) -> list[tuple[int, int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,9 +32,11 @@ def write_whole(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
+        if isinstance(error, OSError):
+            error.filename = str(path)  # a write does not name its file by itself
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
@@ -50,10 +53,12 @@ def only_one(lock: Path, what: str) -> Iterator[None]:
         what: the holder, for the message that the next one gets, for example ``islandctl stop demo``.
 
     Raises:
-        UsageError: another process holds it.
+        UsageError: another process holds it, or its folder is not there.
     """
-    make_folder(lock.parent)
-    handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError as error:  # its folder is not made here: a run that was removed stays removed
+        raise UsageError(f"there is no run called {lock.parent.name}", hint="islandctl runs lists them") from error
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -68,3 +73,24 @@ def only_one(lock: Path, what: str) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def holder(lock: Path) -> str:
+    """Who holds the lock of :func:`only_one`, as written into it; empty: nobody. The lock itself is not touched."""
+    try:
+        told = lock.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+    process = re.search(r"\(process (\d+)\)$", told)
+    return told if process and has_open(int(process[1]), lock) else ""
+
+
+def has_open(pid: int, path: Path) -> bool:
+    """Does the process live with this file open? One that is dead but not yet reaped has none."""
+    wanted = os.path.realpath(path)
+    with contextlib.suppress(OSError):
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):  # closed between the two looks
+                if os.readlink(f"/proc/{pid}/fd/{number}") == wanted:
+                    return True
+    return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 import time
@@ -16,11 +15,14 @@ from pydantic import ValidationError
 from islandctl.config.paths import CellFolder, RunFolder
 from islandctl.errors import IslandError, UnreachableError
 from islandctl.fleet import node as nodes
+from islandctl.fleet import supervisor
 from islandctl.fleet.host import Host
 from islandctl.fleet.job import SupervisorState
 from islandctl.ledger.joint import JointCheckpoint, joint_checkpoints
 from islandctl.relay.glance import told_by_file
 from islandctl.relay.messages import Heartbeat, RelayStatus
+from islandctl.runs.cells import told_by_relay
+from islandctl.runs.files import has_open, holder
 from islandctl.runs.metrics import heartbeat_from
 from islandctl.runs.reach import Reach, Say
 from islandctl.runs.record import NodeRecord, RunRecord, load
@@ -84,7 +86,7 @@ class Watcher:
         self._beside: dict[str, Asked[SupervisorState]] = {}
         self._relay: Asked[RelayStatus] = Asked(self._ask_relay)
         self._joint: Asked[JointCheckpoint | None] = Asked(self._read_joint)
-        self._beats: dict[int, Asked[Heartbeat | None]] = {}
+        self._metrics: dict[int, Asked[bytes]] = {}
 
     def __enter__(self) -> Watcher:
         return self
@@ -108,7 +110,7 @@ class Watcher:
         for one in asked:
             one.begin()
         relay = self._relay.answer(min(RELAY_TIMEOUT_S + 1.0, end - time.monotonic()))
-        beats, joint = ({}, None) if isinstance(relay, RelayStatus) else self._from_files(end)
+        beats, joint = self._from_files(relay if isinstance(relay, RelayStatus) else None, end)
         seen = []
         for node in self._record.nodes:
             answer = self._nodes[node.cell, node.index].answer(end - time.monotonic())
@@ -116,6 +118,10 @@ class Watcher:
             seen.append(self._facts(node, answer).model_copy(update={"heartbeat": beat}))
         kept = {name: slot.answer(end - time.monotonic()) for name, slot in self._beside.items()}
         states = {name: state for name, state in kept.items() if isinstance(state, SupervisorState)}
+        launcher_alive, at_work = self._launcher_lives(), holder(self._lock)
+        busy = {"launching": launcher_alive, "stopping": bool(at_work)}
+        if not busy.get(self._record.phase, True) and load(self.run).phase != self._record.phase:
+            return self.look()  # it has come to its end in good order since this look began
         facts = Facts(
             joint=joint,
             relay=relay if isinstance(relay, RelayStatus) else None,
@@ -123,7 +129,8 @@ class Watcher:
             relay_state=states.pop("relay", None),
             tunnels=states,
             nodes=tuple(seen),
-            launcher_alive=self._record.launcher_pid > 0 and _alive(self._record.launcher_pid),
+            launcher_alive=launcher_alive,
+            at_work=at_work,
         )
         return combine(self._record, facts)
 
@@ -133,8 +140,8 @@ class Watcher:
         for node in self._record.nodes:
             if (node.cell, node.index) not in self._nodes:
                 self._nodes[node.cell, node.index] = self._ask_node(node)
-            if node.index == 0 and node.cell not in self._beats:
-                self._beats[node.cell] = self._ask_metrics(node)
+            if node.index == 0 and node.cell not in self._metrics:
+                self._metrics[node.cell] = self._ask_metrics(node)
         for name, place in self._kept().items():
             if name not in self._beside:
                 self._beside[name] = self._ask_about(*place)
@@ -157,25 +164,45 @@ class Watcher:
             self._say(f"{node.label}: no answer; reconnecting, training is not affected")
         return NodeFacts(cell=node.cell, node=node.index, trouble=_trouble(answer, node.label, self._deadline_s))
 
-    def _from_files(self, end: float) -> tuple[dict[int, Heartbeat], JointCheckpoint | None]:
-        """What the relay would have told: every cell's figures by cell, and the newest joint checkpoint."""
-        self._joint.begin()
-        for slot in self._beats.values():
+    def _from_files(
+        self, relay: RelayStatus | None, end: float
+    ) -> tuple[dict[int, Heartbeat], JointCheckpoint | None]:
+        """What the relay has not told: the figures of cells, by cell, and the newest joint checkpoint.
+
+        A cell that has come back, or comes back to a new attempt, has told the relay nothing yet.
+        """
+        record = self._record
+        slots = {cell: slot for cell, slot in self._metrics.items() if not told_by_relay(relay, cell, record.attempt)}
+        for slot in slots.values():
             slot.begin()
-        answers = {cell: slot.answer(end - time.monotonic()) for cell, slot in self._beats.items()}
-        joint = self._joint.answer(end - time.monotonic())
-        beats = {cell: answer for cell, answer in answers.items() if isinstance(answer, Heartbeat)}
-        return beats, joint if isinstance(joint, JointCheckpoint) else None
+        if relay is None:
+            self._joint.begin()
+        answers = {cell: slot.answer(end - time.monotonic()) for cell, slot in slots.items()}
+        told = relay.joint_checkpoints[-1] if relay is not None and relay.joint_checkpoints else None
+        joint = self._joint.answer(end - time.monotonic()) if relay is None else told
+        newest = joint if isinstance(joint, JointCheckpoint) else None
+        begins_at = newest.step if newest is not None and record.attempt > 1 else 0
+        beats = {}
+        for cell, content in answers.items():
+            if isinstance(content, bytes):
+                beats[cell] = heartbeat_from(
+                    content, cell=cell, attempt=record.attempt, steps=record.steps, begins_at=begins_at
+                )
+        return {cell: beat for cell, beat in beats.items() if beat is not None}, newest
 
-    def _ask_metrics(self, node: NodeRecord) -> Asked[Heartbeat | None]:
+    def _ask_metrics(self, node: NodeRecord) -> Asked[bytes]:
         path = str(CellFolder(PurePosixPath(node.cell_folder)).metrics)
+        return Asked(lambda: nodes.read_tail(self._reach.host(node.site, node.host), path, METRICS_TAIL_BYTES))
 
-        def ask() -> Heartbeat | None:
-            content = nodes.read_tail(self._reach.host(node.site, node.host), path, METRICS_TAIL_BYTES)
-            attempt, steps = self._record.attempt, self._record.steps
-            return heartbeat_from(content, cell=node.cell, attempt=attempt, steps=steps)
+    @property
+    def _lock(self) -> Path:
+        return RunFolder.of(self._record.run).root / "lock"
 
-        return Asked(ask)
+    def _launcher_lives(self) -> bool:
+        """Does the process that launches or resumes live? Soon after its first record it holds the run's lock."""
+        pid = self._record.launcher_pid
+        lives = pid > 0 and supervisor.birth(pid) is not None  # one that only waits to be reaped does not
+        return lives and (has_open(pid, self._lock) or not self._lock.exists())
 
     def _read_joint(self) -> JointCheckpoint | None:
         from islandctl.runs.checkpoints import ledger_from_file
@@ -236,14 +263,3 @@ def read_outcome(host: Host, path: str) -> Outcome | None:
 
 def _trouble(answer: object, who: str, deadline_s: float) -> str:
     return answer.message if isinstance(answer, IslandError) else f"{who}: no answer within {deadline_s:g} s"
-
-
-def _alive(pid: int) -> bool:
-    """Does the launching process still run? Only asked while the phase is ``launching``."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 from islandctl.config.job import CellJob
 from islandctl.config.paths import CellFolder
 from islandctl.fleet.job import RestartPolicy, SupervisorJob
+from islandctl.planner.budget import budget_seconds
 from islandctl.planner.plan import Plan
 from islandctl.runs.record import CellRecord, NodeRecord, RunRecord
 
@@ -62,6 +63,7 @@ def worker_job(record: RunRecord, plan: Plan, node: NodeRecord, *, master: tuple
             backoff_limit_s=plan.recipe.worker.restart.backoff_limit,
         ),
         stop_timeout_s=STOP_TIMEOUT_S,
+        budget_s=budget_seconds(plan, record.budget or plan.recipe.budget),
     )
 
 

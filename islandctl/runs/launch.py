@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 
 from islandctl.config.paths import CellFolder, RunFolder
 from islandctl.errors import InfeasibleError, IslandError
-from islandctl.fleet.provision import Prepared, make_bundle, prepare
+from islandctl.fleet.provision import Prepared, make_bundle, prepare, worker_needs
 from islandctl.planner.limits import not_yet
 from islandctl.planner.plan import Plan
 from islandctl.runs import record as records
@@ -35,7 +35,7 @@ def check_plan(plan: Plan) -> list[str]:
     Raises:
         InfeasibleError: the plan is infeasible, or holds what ``launch`` cannot run.
     """
-    binding = [finding for finding in plan.findings if finding.level == "fail"] + not_yet(plan)
+    binding = [finding for finding in plan.findings if finding.level == "fail"] or not_yet(plan)
     if binding or not plan.feasible:
         text = "; ".join(f"{finding.place}: {finding.text}" for finding in binding) or "it is not feasible"
         raise InfeasibleError(
@@ -74,12 +74,12 @@ def start(plan: Plan, run: str | None, say: Say) -> RunRecord:
 def _prepare(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> RunRecord:
     """Connect to every host and put code and environment there; each host once."""
     places = list(dict.fromkeys((cell.site, node.host) for cell in plan.cells for node in cell.nodes))
-    bundle = make_bundle()
+    bundle, needs = make_bundle(), worker_needs(plan.recipe.training.optimizer.kind)
 
     def one(place: tuple[str, str]) -> Prepared:
         host = reach.host(*place)
         began = time.monotonic()
-        done = prepare(host, plan.site(place[0]), bundle, say)
+        done = prepare(host, plan.site(place[0]), bundle, say, needs=needs)
         say(f"{host.label}: ready, {done.python} ({time.monotonic() - began:.0f} s)")
         return done
 
@@ -124,9 +124,11 @@ def _or_undo(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> Iterator[
         say(f"{record.run}: the launch ends: clearing up")
         now = records.load(record.run)
         report = end_everything(now, plan, reach, say)
-        records.change(now, phase="failed", reason=reason, launcher_pid=0)
+        now = records.change(now, phase="failed", reason=reason, launcher_pid=0)
         for line in report.lines:
             say(line)
+        if not now.gives_way:
+            say(f"islandctl remove {now.run} frees the name {now.run}")
         raise
 
 

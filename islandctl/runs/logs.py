@@ -10,7 +10,7 @@ from islandctl.errors import UsageError
 from islandctl.fleet import node as nodes
 from islandctl.planner.plan import Plan
 from islandctl.runs.merge import Line, Tail, last, merge
-from islandctl.runs.reach import Reach, Say, each
+from islandctl.runs.reach import Reach, Say, each, told
 from islandctl.runs.record import NodeRecord, RunRecord
 
 BLOCK_BYTES = 4 << 20
@@ -92,7 +92,7 @@ class LogReader:
             label = verdict.item.label
             if verdict.error is not None:
                 if label not in self._lost:
-                    self._say(f"{label}: {verdict.error.message}; reconnecting, no line will be lost")
+                    self._say(f"{told(label, verdict.error)}; reconnecting, no line will be lost")
                 self._lost[label] = verdict.error.message
                 continue
             if self._lost.pop(label, None):

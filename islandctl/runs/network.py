@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from islandctl.config.host_address import parse_address
 from islandctl.config.paths import RunFolder
+from islandctl.errors import IslandError
 from islandctl.fleet import node as nodes
 from islandctl.fleet import supervisor, tunnel
 from islandctl.fleet.host import Host
@@ -116,7 +117,7 @@ def _place(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> tuple[KeptR
         folder = PurePosixPath(RunFolder.of(record.run).relay)
         python, code, keeper = own_python(), own_code(), str(Path(supervisor.__file__).resolve())
     else:
-        host = reach.beside(name)
+        host = _relay_host(name, plan, reach)
         made = prepare(host, reach.profile_beside(name), make_bundle(), say, needs=RELAY_NEEDS)
         folder = PurePosixPath(made.work_dir) / "runs" / record.mark / "relay"
         python, code, keeper = made.python, made.code, made.supervisor
@@ -127,6 +128,15 @@ def _place(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> tuple[KeptR
         ),
         folder,
     )
+
+
+def _relay_host(name: str, plan: Plan, reach: Reach) -> Host:
+    """The relay's host, connected. An error names the key that sent us there."""
+    try:
+        return reach.beside(name)
+    except IslandError as error:
+        recipe = next(iter(plan.sources), f"recipe {plan.recipe.name}")
+        raise type(error)(f"{recipe}: relay.host: {error.message}", hint=error.hint) from error
 
 
 def _open(record: RunRecord, reach: Reach, way: TunnelRecord) -> RunRecord:

@@ -101,6 +101,10 @@ class Reach:
 
         return SiteProfile.model_validate({**_BESIDE, "hosts": [host]})
 
+    def at(self, site: str, host: str) -> Host:
+        """``host`` of ``site``; without a site as :meth:`beside` gives it."""
+        return self.host(site, host) if site else self.beside(host)
+
     def ssh(self, site: str, host: str) -> Ssh:
         """How ``host`` is reached: its site's way (empty: see ``profile_beside``)."""
         return (self._plan.site(site) if site else self.profile_beside(host)).ssh
@@ -119,6 +123,12 @@ class Reach:
             if self._made is None:
                 self._made = Fleet(known_hosts=self._known_hosts, on_message=self._say)
             return self._made
+
+
+def told(place: str, error: IslandError | None) -> str:
+    """An error's message, with the place in front where it does not name it itself."""
+    message = error.message if error else "no answer"
+    return message if message.startswith(place) else f"{place}: {message}"
 
 
 def each(items: Sequence[T], work: Callable[[T], R]) -> list[Verdict[T, R]]:

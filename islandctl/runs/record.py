@@ -6,6 +6,7 @@ The record holds no live state: that is read from the nodes and the relay, which
 from __future__ import annotations
 
 import difflib
+import os
 import secrets
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -14,10 +15,11 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import ValidationError
 
+from islandctl.config.budget import Budget
 from islandctl.config.model import Model, Name
 from islandctl.config.paths import RunFolder, home
 from islandctl.errors import UsageError
-from islandctl.runs.files import make_folder, write_whole
+from islandctl.runs.files import make_folder, only_one, write_whole
 
 if TYPE_CHECKING:
     from islandctl.planner.plan import Plan
@@ -106,6 +108,8 @@ class RunRecord(Model):
     """Tokens that one cell trains in a step."""
     late_then: Literal["wait", "alone"] = "wait"
     """What the others do without a cell that is away."""
+    budget: Budget | None = None
+    """In place of the recipe's, since a resume has raised it."""
     attempt: int = 1
     phase: Phase = "launching"
     reason: str = ""
@@ -127,8 +131,16 @@ class RunRecord(Model):
 
     @property
     def reached_workers(self) -> bool:
-        """Did the launch get as far as workers that know their relay? Before that there is nothing to resume."""
+        """Did the launch get as far as workers that know their relay? Before that there is nothing to resume.
+
+        Nor is there anything to stop on the nodes: nothing was ever started there.
+        """
         return bool(self.relay_url and self.nodes) and all(node.relay_url for node in self.nodes)
+
+    @property
+    def gives_way(self) -> bool:
+        """The launch failed before it had started anything anywhere: another one may take the name."""
+        return self.phase == "failed" and self.relay is None
 
 
 def now() -> str:
@@ -167,26 +179,25 @@ def create(plan: Plan, run: str | None, *, launcher_pid: int) -> RunRecord:
     Raises:
         UsageError: the name is taken or is not a name.
     """
-    chosen = run
     for _ in range(100):
         today = now()[:10].replace("-", "")
-        name = default_name(plan.recipe.name, today, names()) if chosen is None else chosen
+        name = default_name(plan.recipe.name, today, names()) if run is None else run
         _check_name(name)
         folder = RunFolder.of(name)
         make_folder(folder.root.parent)
         try:
             folder.root.mkdir(mode=0o700)
         except FileExistsError:
-            if chosen is None:
+            if run is None:
                 continue  # another launch took the counter between the look and the mkdir
-            raise UsageError(
-                f"a run called {name} exists already",
-                hint=f"islandctl status {name} shows it; choose another name with --run",
-            ) from None
-        break
-    else:
-        raise UsageError("no free run name found", hint="choose a name with --run")
-    write_whole(folder.plan, plan.model_dump_json(indent=2).encode() + b"\n")
+            return _take_over(name, plan, launcher_pid)
+        return _begin(name, plan, launcher_pid)
+    raise UsageError("no free run name found", hint="choose a name with --run")
+
+
+def _begin(name: str, plan: Plan, launcher_pid: int) -> RunRecord:
+    """The first record and the plan, in the run's folder."""
+    write_whole(RunFolder.of(name).plan, plan.model_dump_json(indent=2).encode() + b"\n")
     return save(
         RunRecord(
             run=name,
@@ -202,10 +213,40 @@ def create(plan: Plan, run: str | None, *, launcher_pid: int) -> RunRecord:
     )
 
 
+def _take_over(name: str, plan: Plan, launcher_pid: int) -> RunRecord:
+    """Take the name of a launch that failed before it had started anything; any other run keeps its name.
+
+    Raises:
+        UsageError: the name is taken.
+    """
+    taken = UsageError(
+        f"a run called {name} exists already",
+        hint=f"islandctl status {name} shows it; choose another name with --run, or islandctl remove {name}",
+    )
+    if not _gives_way(name):
+        raise taken
+    folder = RunFolder.of(name)
+    with only_one(folder.root / "lock", f"islandctl launch {name}"):
+        if not _gives_way(name):  # another launch was quicker
+            raise taken
+        folder.known_hosts.unlink(missing_ok=True)
+        return _begin(name, plan, launcher_pid)
+
+
+def _gives_way(name: str) -> bool:
+    try:
+        return load(name).gives_way
+    except UsageError:  # without a readable record nobody knows
+        return False
+
+
 def names() -> list[str]:
     """Names of all runs that have a folder here."""
-    folder = home() / "runs"
-    return sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    try:
+        with os.scandir(home() / "runs") as found:
+            return sorted(entry.name for entry in found if entry.is_dir() and not entry.name.startswith("."))
+    except FileNotFoundError:
+        return []
 
 
 def load(run: str | None = None) -> RunRecord:
@@ -219,7 +260,29 @@ def load(run: str | None = None) -> RunRecord:
         if not records:
             raise UsageError("there is no run yet", hint="islandctl launch RECIPE --site PROFILE starts one")
         return records[-1]
+    check_known(run)
     path = RunFolder.of(run).record
+    try:
+        return RunRecord.model_validate_json(path.read_bytes())
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"{path.parent}: the run has no record; its launch was cut short before anything was started",
+            hint=f"islandctl remove {run} frees its name",
+        ) from error
+    except ValidationError as error:
+        raise UsageError(
+            _first(path, error),
+            hint="bring the file back, or was it written by another version? "
+            f"islandctl stop {run} ends the run's processes all the same",
+        ) from error
+
+
+def check_known(run: str) -> None:
+    """Is there a run of this name, whatever state its record is in?
+
+    Raises:
+        UsageError: there is none; names the nearest ones.
+    """
     known = names()
     if run not in known:
         near = difflib.get_close_matches(run, known, n=3, cutoff=0.4)
@@ -227,15 +290,6 @@ def load(run: str | None = None) -> RunRecord:
             f"there is no run called {run}",
             hint=f"nearest: {', '.join(near)}" if near else "islandctl runs lists them",
         )
-    try:
-        return RunRecord.model_validate_json(path.read_bytes())
-    except FileNotFoundError as error:
-        raise UsageError(
-            f"{path.parent}: the run has no record; its launch was cut short before anything was started",
-            hint=f"remove the folder {path.parent}, or choose another name with --run",
-        ) from error
-    except ValidationError as error:
-        raise UsageError(_first(path, error), hint="was it written by another version?") from error
 
 
 def load_all() -> list[RunRecord]:
@@ -250,14 +304,19 @@ def load_all() -> list[RunRecord]:
 
 
 def load_plan_of(record: RunRecord) -> Plan:
-    """The frozen plan of a run.
+    """The frozen plan of a run; see :func:`load_plan`."""
+    return load_plan(record.run)
+
+
+def load_plan(run: str) -> Plan:
+    """The frozen plan of the run called ``run``.
 
     Raises:
         UsageError: it is missing or is no plan.
     """
     from islandctl.planner.plan import Plan  # many classes; most looks at a run do without it
 
-    path = RunFolder.of(record.run).plan
+    path = RunFolder.of(run).plan
     try:
         return Plan.model_validate_json(path.read_bytes())
     except FileNotFoundError as error:

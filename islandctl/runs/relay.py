@@ -109,14 +109,17 @@ def client(record: RunRecord, *, timeout_s: float = 5.0, retry_s: float = 0.0) -
     """A client of the run's relay in the controller's role.
 
     Raises:
-        UnreachableError: there is no relay yet.
+        UnreachableError: there is no relay yet, or its key is missing here.
     """
     from islandctl.relay.client import RelayClient  # here: httpx is slow to import
 
     folder = RunFolder.of(record.run).secrets
     if not record.relay_url:
         raise UnreachableError(f"{record.run}: the relay was never started")
-    token = (folder / "token").read_text()
+    try:
+        token = (folder / "token").read_text()
+    except OSError as error:
+        raise UnreachableError(f"the key to the relay, {folder / 'token'}: {error.strerror}") from error
     return RelayClient(record.relay_url, token, folder / "ca.pem", timeout_s=timeout_s, retry_s=retry_s)
 
 

@@ -5,17 +5,21 @@ A run of which a part still lives is mended instead: what is dead starts again a
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from islandctl.config.budget import Budget
 from islandctl.config.paths import RunFolder
 from islandctl.config.recipe import Recipe
-from islandctl.errors import IslandError, UnreachableError, UsageError
+from islandctl.errors import BudgetError, IslandError, UnreachableError, UsageError
 from islandctl.fleet import node as nodes
 from islandctl.fleet.job import SupervisorState
+from islandctl.fleet.supervisor import span
 from islandctl.ledger.entries import Rewind
 from islandctl.ledger.joint import joint_checkpoints, unjoined
+from islandctl.planner.budget import budget_seconds
 from islandctl.planner.plan import Plan
 from islandctl.runs import record as records
 from islandctl.runs.checkpoints import read_ledger, verify
@@ -32,13 +36,17 @@ from islandctl.runs.workers import restart_workers, start_workers, write_cells
 _LIVE = ("starting", "running", "backoff", "stopping")
 
 
-def resume(record: RunRecord, plan: Plan, say: Say, *, step: int | None = None) -> RunRecord:
+def resume(
+    record: RunRecord, plan: Plan, say: Say, *, step: int | None = None, budget: Budget | None = None
+) -> RunRecord:
     """Bring a run back to running workers, whatever has ended of it, in whatever way.
 
     Args:
         step: a joint checkpoint's step; 0: from the beginning; None: the newest one.
+        budget: from now on in place of the recipe's; what was used before counts.
 
     Raises:
+        BudgetError: the budget is used up.
         UsageError: the whole run still runs, has finished, never got to its workers, or its recipe has changed; no
             such checkpoint.
         CheckpointError: no joint checkpoint can be used.
@@ -54,8 +62,11 @@ def resume(record: RunRecord, plan: Plan, say: Say, *, step: int | None = None) 
         record = records.load(record.run)
         states = _ask(record, reach)
         if any(state.state in _LIVE for state in states.values()):
-            return _mend(record, reach, say, states, step)
+            return _mend(record, reach, say, states, anew=step is not None or budget is not None)
         _check_unfinished(record, states, step)
+        _check_budget(record, plan, reach, budget or record.budget or plan.recipe.budget)
+        if budget is not None:
+            record = records.change(record, budget=budget)
         try:
             restart_relay(record, reach, say)
             record = _rewind(record, reach, say, step, plan.recipe.exchange.fragments)
@@ -101,7 +112,8 @@ def _ask(record: RunRecord, reach: Reach) -> dict[NodeRecord, SupervisorState]:
     if record.phase == "failed" or not record.reached_workers:
         raise UsageError(
             f"{record.run}: its launch never got to the workers; there is nothing to resume",
-            hint="islandctl launch starts it anew, under another name (--run)",
+            hint="islandctl launch starts it anew"
+            + ("" if record.gives_way else f"; islandctl remove {record.run} frees its name"),
         )
 
     def ask(node: NodeRecord) -> SupervisorState:
@@ -120,17 +132,35 @@ def _check_unfinished(record: RunRecord, states: Mapping[NodeRecord, SupervisorS
         )
 
 
+def _check_budget(record: RunRecord, plan: Plan, reach: Reach, budget: Budget) -> None:
+    """The supervisors count (``used.json``); a run whose budget is used up would end again at once."""
+    allowed = budget_seconds(plan, budget)
+    if allowed is None:
+        return
+
+    def ask(node: NodeRecord) -> float:
+        data = nodes.read(reach.host(node.site, node.host), f"{node.folder}/used.json").data
+        return float(json.loads(data)["seconds"]) if data else 0.0
+
+    used = max(demand(each(record.nodes, ask), "asking what is used of the budget"))
+    if used >= allowed:
+        raise BudgetError(
+            f"{record.run}: its budget is used up: {span(used)} of {span(allowed)}",
+            hint=f"islandctl resume {record.run} --budget LIMIT raises it, in all, as '24 h' or '800 USD'",
+        )
+
+
 def _mend(
-    record: RunRecord, reach: Reach, say: Say, states: Mapping[NodeRecord, SupervisorState], step: int | None
+    record: RunRecord, reach: Reach, say: Say, states: Mapping[NodeRecord, SupervisorState], *, anew: bool
 ) -> RunRecord:
     """Part of the run lives: start again what does not, and leave the rest alone. No cell goes back.
 
     Raises:
-        UsageError: everything runs, or the run is being stopped, or a step to go back to was asked for.
+        UsageError: everything runs, or the run is being stopped, or what is asked for takes a new attempt (``anew``).
     """
     dead = [node for node, state in states.items() if state.state not in _LIVE and state.outcome != "finished"]
     names = ", ".join(node.label for node, state in states.items() if state.state in _LIVE)
-    if step is not None or record.phase != "launched" or not (dead or silent(record, reach)):
+    if anew or record.phase != "launched" or not (dead or silent(record, reach)):
         raise UsageError(
             f"{record.run} still runs on {names}",
             hint=f"islandctl status {record.run}; islandctl stop {record.run} ends it first",

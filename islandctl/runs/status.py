@@ -18,6 +18,7 @@ CellState = Literal[
     "waiting",
     "evaluating",
     "checkpointing",
+    "ending",
     "restarting",
     "silent",
     "finished",
@@ -28,8 +29,9 @@ CellState = Literal[
 ]
 """A cell's state: its workers' own word while they run, else what its supervisors know.
 
+``ending``: the workers have said their last words, and what the supervisor makes of them is not known yet.
 ``silent``: supervised, but no word from the workers for a while. ``lost``: the supervisor is gone without an exit
-record (reboot, kill -9). ``unreachable``: nobody answers, so what it does is not known.
+record, and so are its processes (reboot, kill -9). ``unreachable``: nobody answers, so what it does is not known.
 """
 
 
@@ -57,7 +59,7 @@ class NodeFacts(Model):
     """Why it could not be reached."""
     outcome: Outcome | None = None
     heartbeat: Heartbeat | None = None
-    """Rebuilt from the node's metrics file, when the relay could not be asked."""
+    """Rebuilt from the node's metrics file, when the relay cannot tell."""
     lines: tuple[str, ...] = ()
     """Last log lines of the rank that failed, or of the node."""
 
@@ -75,6 +77,9 @@ class Facts(Model):
     tunnels: dict[str, SupervisorState] = Field(default_factory=dict)
     nodes: tuple[NodeFacts, ...] = ()
     launcher_alive: bool = False
+    """Does the process that launches or resumes still run? Only asked while the phase is ``launching``."""
+    at_work: str = ""
+    """The command that holds the run's lock, as ``islandctl stop demo (process 7)``; empty: none."""
 
 
 class NodeView(Model):
@@ -125,6 +130,8 @@ class CellView(Model):
     """Rounds of which the commit does not name this cell."""
     restarts: int = 0
     """By the supervisors."""
+    last_end: str = ""
+    """Why its workers last ended though nobody had asked them to; empty: they never did."""
     bytes_up: int | None = None
     """To the relay."""
     bytes_down: int | None = None
@@ -157,10 +164,10 @@ class Culprit(Model):
 class RelayView(Model):
     """The relay in the status."""
 
-    state: Literal["answering", "unreachable", "ended", "absent"]
-    """``ended``: its supervisor knows that it does not run. ``absent``: it was never started."""
+    state: Literal["answering", "unreachable", "ended", "lost", "absent"]
+    """``ended``: by its supervisor's record. ``lost``: killed with its supervisor. ``absent``: never started."""
     detail: str = ""
-    """Why it cannot be asked."""
+    """Why it cannot be asked, or how it ended; empty when it was ended with the run."""
     rounds_committed: int | None = None
     """Rounds that moved the anchor."""
     rounds_empty: int | None = None

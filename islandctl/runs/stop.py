@@ -4,62 +4,52 @@ from __future__ import annotations
 
 import time
 
-from islandctl.config.model import Model
 from islandctl.config.paths import RunFolder
-from islandctl.errors import IslandError, RunError, UnreachableError
+from islandctl.errors import IslandError, UnreachableError, UsageError
 from islandctl.fleet import node as nodes
+from islandctl.fleet.job import SupervisorState
 from islandctl.planner.plan import Plan
 from islandctl.relay.messages import RelayStatus
 from islandctl.runs import record as records
 from islandctl.runs.files import only_one
-from islandctl.runs.reach import Reach, Say, each
+from islandctl.runs.reach import Reach, Say, each, told
 from islandctl.runs.record import NodeRecord, RunRecord
 from islandctl.runs.relay import STOP_TIMEOUT_S, client
+from islandctl.runs.search import Found, everywhere, mark_in_files, places, search
 from islandctl.runs.workers import stop_workers
 
 POLL_S = 0.5
+FINISHED = "finished"
+"""The reason in the record of a run that is through its steps."""
 _LIVE = ("starting", "running", "backoff", "stopping")
 
 
-class StopReport(Model):
+class StopReport(Found):
     """How a stop went."""
 
-    run: str
+    finished: bool = False
+    """The run was through its steps: there is nothing to resume."""
     checkpoint: int | None = None
     """Step of the newest joint checkpoint, when the relay could tell."""
-    left: tuple[str, ...] = ()
-    """Processes that are still there, each with its place."""
-    unknown: tuple[str, ...] = ()
-    """Hosts that could not be asked, each with the reason."""
     troubles: tuple[str, ...] = ()
     """What did not go in good order, though nothing is left of it."""
-    hosts: tuple[str, ...] = ()
-    """Hosts that were searched and are clean."""
-
-    @property
-    def exit_code(self) -> int:
-        """5 when the state of a host is unknown, 1 when something is left, else 0."""
-        if self.unknown:
-            return UnreachableError.exit_code
-        return RunError.exit_code if self.left else 0
 
     @property
     def lines(self) -> list[str]:
         """The report for people."""
-        lines = [f"trouble: {trouble}" for trouble in self.troubles]
-        lines += [f"left: {one}" for one in self.left]
-        lines += [f"unknown: {one}" for one in self.unknown]
-        if self.hosts:
-            lines.append(f"nothing of {self.run} is left on {', '.join(self.hosts)}")
+        lines = [*(f"trouble: {trouble}" for trouble in self.troubles), *super().lines]
+        if self.finished:
+            lines.append(f"{self.run} has finished")
         if self.checkpoint is not None:
-            lines.append(f"newest joint checkpoint: step {self.checkpoint}; islandctl resume {self.run}")
+            then = "" if self.finished else f"; islandctl resume {self.run}"
+            lines.append(f"newest joint checkpoint: step {self.checkpoint}{then}")
         return lines
 
 
 def stop(
     record: RunRecord, plan: Plan, say: Say, *, deadline_s: float, reason: str = "stopped by hand"
 ) -> StopReport:
-    """Stop a run, whatever state it is in.
+    """Stop a run, whatever state it is in. How a run that had ended by itself came out stays as it is.
 
     Args:
         deadline_s: what the cells get to checkpoint and end together; 0 ends them at once.
@@ -72,38 +62,73 @@ def stop(
         record = records.load(record.run)
         if record.phase == "launching" and not record.reached_workers:
             record = records.change(record, phase="failed", reason="the launch was cut short", launcher_pid=0)
-        failed = record.phase == "failed"
-        if not failed:
-            record = records.change(record, phase="stopping", reason=reason)
-        checkpoint = _together(record, reach, say, deadline_s) if record.cells else None
-        report = end_everything(record, plan, reach, say).model_copy(update={"checkpoint": checkpoint})
-        if not failed and not report.exit_code:
-            records.change(record, phase="stopped")
-        return report
+        over = record.phase in ("failed", "stopped")
+        if not over:
+            record = records.change(record, phase="stopping", reason=_came_out(record, reach) or reason)
+        checkpoint = _together(record, reach, say, deadline_s) if record.reached_workers else None
+        report = end_everything(record, plan, reach, say)
+        finished = record.reason == FINISHED or (not over and _came_out(record, reach) == FINISHED)
+        if not over and not report.exit_code:
+            records.change(record, phase="stopped", reason=FINISHED if finished else record.reason)
+        return report.model_copy(update={"checkpoint": checkpoint, "finished": finished})
 
 
 def end_everything(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> StopReport:
     """End workers, relay and tunnels, in this order, and search every host for what is left."""
-    troubles = [
-        f"{verdict.item.label}: {verdict.error.message}"
-        for verdict in stop_workers(record, reach, record.nodes)
-        if verdict.error is not None and not isinstance(verdict.error, UnreachableError)
-    ]
+    workers = stop_workers(record, reach, record.nodes if record.reached_workers else ())
     relay = [(record.relay.host, record.relay.folder)] if record.relay else []
     tunnels = [("", str(RunFolder.of(record.run).tunnels / one.name)) for one in record.tunnels]
 
     def end(kept: tuple[str, str]) -> None:
         nodes.stop(reach.beside(kept[0]), kept[1], STOP_TIMEOUT_S + 10.0)
 
-    troubles += [
-        f"{verdict.item[1]}: {verdict.error.message}"
-        for verdict in [*each(relay, end), *each(tunnels, end)]
-        if verdict.error is not None and not isinstance(verdict.error, UnreachableError)
+    ended = [(verdict.item.label, verdict.error) for verdict in workers]
+    ended += [(verdict.item[1], verdict.error) for verdict in [*each(relay, end), *each(tunnels, end)]]
+    troubles = [
+        told(place, error) for place, error in ended if error is not None and not isinstance(error, UnreachableError)
     ]
-    left, unknown, clean = _search(record, plan, reach)
-    return StopReport(
-        run=record.run, left=tuple(left), unknown=tuple(unknown), troubles=tuple(troubles), hosts=tuple(clean)
-    )
+    found = search(record.run, record.mark, places(record, plan), reach, end=True)
+    return StopReport(**dict(found), troubles=tuple(troubles))
+
+
+def stop_unreadable(run: str, trouble: UsageError, say: Say) -> StopReport:
+    """End every process of a run whose record cannot be read, by the mark that they carry.
+
+    Workers save what TERM leaves them time for.
+
+    Args:
+        trouble: what is wrong with the record.
+
+    Raises:
+        UsageError: ``trouble`` again, where nothing was ever started.
+    """
+    mark = mark_in_files(run)
+    if not mark:
+        raise trouble
+    plan = records.load_plan(run)
+    say(f"{trouble.message}; ending whatever carries the run's mark on its hosts")
+    with (
+        only_one(RunFolder.of(run).root / "lock", f"islandctl stop {run}"),
+        Reach(plan, run, say) as reach,
+    ):
+        return StopReport(**dict(search(run, mark, everywhere(plan), reach, end=True)))
+
+
+def _came_out(record: RunRecord, reach: Reach) -> str:
+    """How all workers have ended by themselves, as the record's reason; empty while one lives or is not known."""
+    if not record.reached_workers:
+        return ""
+
+    def ask(node: NodeRecord) -> SupervisorState:
+        return nodes.state(reach.host(node.site, node.host), node.folder)
+
+    states = [verdict.value for verdict in each(record.nodes, ask)]
+    known = [state for state in states if state is not None and state.outcome]
+    if len(known) < len(states):
+        return ""
+    if all(state.outcome == "finished" for state in known):
+        return FINISHED
+    return next((f"failed: {state.reason}" for state in known if state.outcome == "failed"), "")
 
 
 def _together(record: RunRecord, reach: Reach, say: Say, deadline_s: float) -> int | None:
@@ -156,30 +181,3 @@ def _living(record: RunRecord, reach: Reach) -> list[NodeRecord]:
         return nodes.state(reach.host(node.site, node.host), node.folder).state in _LIVE
 
     return [verdict.item for verdict in each(record.nodes, lives) if verdict.value]
-
-
-def _search(record: RunRecord, plan: Plan, reach: Reach) -> tuple[list[str], list[str], list[str]]:
-    """Search controller and hosts for the run's mark: (what is left, who could not be asked, who is clean)."""
-    places: list[tuple[str, str]] = [("", "")]
-    places += [("", record.relay.host)] if record.relay and record.relay.host else []
-    places += dict.fromkeys((cell.site, node.host) for cell in plan.cells for node in cell.nodes if node.host)
-
-    def look(place: tuple[str, str]) -> tuple[str, list[nodes.Leftover]]:
-        site, name = place
-        host = reach.host(site, name) if site else reach.beside(name)
-        found = nodes.leftovers(host, record.mark)
-        if found:
-            nodes.end_leftovers(host, record.mark)
-            found = nodes.leftovers(host, record.mark)
-        return host.label, found
-
-    left, unknown, clean = [], [], []
-    for verdict in each(places, look):
-        if verdict.value is None:
-            label = "/".join(part for part in verdict.item if part) or "this machine"
-            unknown.append(f"{label}: {verdict.error.message if verdict.error else 'no answer'}")
-            continue
-        label, found = verdict.value
-        left += [f"{label}: process {one.pid} ({one.job}): {one.command}" for one in found]
-        clean += [] if found else [label]
-    return left, unknown, clean

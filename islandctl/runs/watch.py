@@ -1,38 +1,29 @@
 """From gathered facts to one view of the run: pure, no clock and no I/O.
 
-The order of trust: an exit record on the node, then the supervisor's state, then the workers' heartbeat. Nothing is
-concluded from silence: an unreachable node is unknown, never failed.
+Nothing is concluded from silence: an unreachable node is unknown, never failed. How a cell is judged: ``cells.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from islandctl.relay.messages import CellStatus, Heartbeat
+from islandctl.config.budget import BY_BUDGET
+from islandctl.fleet.supervisor import ASKED
+from islandctl.fleet.supervisor import LIVE as _LIVE
+from islandctl.runs.cells import cell_view
 from islandctl.runs.record import CellRecord, RunRecord
-from islandctl.runs.status import (
-    CellState,
-    CellView,
-    Culprit,
-    Facts,
-    NodeFacts,
-    NodeView,
-    RelayView,
-    RunState,
-    RunStatus,
-)
+from islandctl.runs.status import CellView, Culprit, Facts, RelayView, RunState, RunStatus
 
-SILENT_AFTER_S = 60.0
-"""Heartbeats come every few seconds; a minute without one is worth a word."""
-ALIVE_S = 10.0
-"""Where no supervisor tells, a heartbeat as fresh as this one shows that workers live."""
+_TRAINING = ("training", "waiting", "evaluating", "checkpointing")
 
 
 def combine(record: RunRecord, facts: Facts) -> RunStatus:
     """One view of the run from everything that is known."""
-    cells = tuple(_cell(cell, record, facts) for cell in record.cells)
+    cells = tuple(cell_view(cell, record, facts) for cell in record.cells)
     culprit = find_culprit(record, facts)
     state, detail, hint = _overall(record, facts, cells, culprit)
+    if facts.at_work:
+        hint = ""  # the next command would only be refused
     known = [cell.step for cell in cells if cell.step is not None]
     joint = facts.relay.joint_checkpoints[-1] if facts.relay and facts.relay.joint_checkpoints else facts.joint
     return RunStatus(
@@ -106,113 +97,9 @@ def node_of_rank(cell: CellRecord, rank: int) -> int:
     return cell.nodes[-1].index
 
 
-def _cell(cell: CellRecord, record: RunRecord, facts: Facts) -> CellView:
-    nodes = [node for node in facts.nodes if node.cell == cell.index]
-    seen = facts.relay.cells[cell.index] if facts.relay and cell.index < len(facts.relay.cells) else None
-    beat, age, source = _heartbeat(seen, nodes, record.attempt)
-    state, detail = _cell_state(record, nodes, beat, age)
-    figures = {}
-    if beat is not None:
-        figures = {
-            "step": beat.step,
-            "bits_per_byte": beat.bits_per_byte,
-            "loss": beat.loss,
-            "tokens": beat.tokens,
-            "tokens_per_s": beat.tokens_per_s,
-            "rounds_sent": beat.rounds_applied,
-            "rounds_late": beat.rounds_late,
-            "rounds_skipped": beat.rounds_skipped,
-        }
-    return CellView.model_validate(
-        {
-            "cell": cell.index,
-            "name": cell.name,
-            "site": cell.site,
-            "state": state,
-            "detail": detail,
-            **figures,
-            "heartbeat_age_s": age,
-            "restarts": sum(node.state.restarts for node in nodes if node.state),
-            "bytes_up": seen.bytes_up if seen else None,
-            "bytes_down": seen.bytes_down if seen else None,
-            "source": source,
-            "nodes": tuple(_node(cell, node) for node in nodes),
-        }
-    )
-
-
-def _heartbeat(
-    seen: CellStatus | None, nodes: Sequence[NodeFacts], attempt: int
-) -> tuple[Heartbeat | None, float | None, str]:
-    """The newest word of the cell's workers in this attempt, its age, and where it comes from."""
-    if seen is not None and seen.heartbeat is not None and seen.heartbeat.attempt == attempt:
-        return seen.heartbeat, seen.age_s, "relay"
-    for node in nodes:
-        if node.heartbeat is not None and node.heartbeat.attempt == attempt:
-            return node.heartbeat, None, "files"
-    return None, None, "none"
-
-
-def _cell_state(
-    record: RunRecord, nodes: Sequence[NodeFacts], beat: Heartbeat | None, age: float | None
-) -> tuple[CellState, str]:
-    states = [node.state for node in nodes]
-    known = [state for state in states if state is not None]
-    if any(state.outcome == "failed" for state in known):
-        spoken = [node.outcome.reason for node in nodes if node.outcome and node.outcome.outcome == "failed"]
-        plain = [state.reason for state in known if state.outcome == "failed"]
-        return "failed", next(filter(None, [*spoken, *plain]), "")
-    if known and len(known) == len(states) and all(state.outcome for state in known):
-        return ("finished" if all(state.outcome == "finished" for state in known) else "stopped"), ""
-    if any(state.state == "lost" for state in known):
-        return _without_supervisor(nodes, beat, age)
-    if any(state.state == "backoff" for state in known):
-        reason = next((state.reason for state in known if state.state == "backoff"), "")
-        return "restarting", reason
-    fresh = beat is not None and age is not None and age < SILENT_AFTER_S
-    if len(known) < len(states) or not states:
-        trouble = next((node.trouble for node in nodes if node.state is None), "")
-        if fresh and beat is not None:
-            return beat.state, f"not reachable from here, but its heartbeat is: {trouble}".rstrip(": ")
-        return "unreachable", trouble
-    if record.phase == "failed" and all(state.state == "absent" for state in known):
-        return "stopped", "was never started"
-    if any(state.state == "absent" for state in known):
-        return ("launching" if record.phase == "launching" else "lost"), ""
-    if beat is None:
-        return "starting", ""
-    if age is not None and not fresh:
-        return "silent", beat.message
-    if beat.state in ("stopped", "failed") and record.phase == "launched":
-        # the last words of a life that nobody asked to end: its supervisor starts the next one
-        return "restarting", beat.message
-    return beat.state, beat.message
-
-
-def _without_supervisor(
-    nodes: Sequence[NodeFacts], beat: Heartbeat | None, age: float | None
-) -> tuple[CellState, str]:
-    """Its workers may train on all the same, or have said how they ended."""
-    said = next((node.outcome for node in nodes if node.outcome is not None), None)
-    if said is not None and not said.retry:
-        return said.outcome, said.reason
-    if beat is not None and age is not None and age < ALIVE_S:
-        return beat.state, "its supervisor was killed: nobody would start its workers again"
-    return "lost", "the supervisor is gone without an exit record (reboot or kill -9)"
-
-
-def _node(cell: CellRecord, facts: NodeFacts) -> NodeView:
-    label = cell.nodes[facts.node].label
-    if facts.state is None:
-        return NodeView(node=facts.node, label=label, state="unreachable", detail=facts.trouble)
-    detail = facts.state.reason
-    return NodeView(
-        node=facts.node, label=label, state=facts.state.state, restarts=facts.state.restarts, detail=detail
-    )
-
-
 def _relay(record: RunRecord, facts: Facts) -> RelayView:
-    if record.relay is None and facts.relay_state is None:
+    state = facts.relay_state
+    if record.relay is None and state is None:
         return RelayView(state="absent")
     if facts.relay is not None:
         return RelayView(
@@ -222,60 +109,108 @@ def _relay(record: RunRecord, facts: Facts) -> RelayView:
             rounds_open=facts.relay.rounds_open,
             ledger_seq=facts.relay.ledger_seq,
         )
-    down = facts.relay_state is not None and facts.relay_state.state in ("ended", "lost", "absent")
-    return RelayView(state="ended" if down else "unreachable", detail=facts.relay_trouble)
+    if state is not None and state.state in ("lost", "absent"):
+        return RelayView(state="lost", detail=state.reason or "its supervisor's files are gone")
+    if state is not None and state.state == "ended":
+        asked = state.outcome == "stopped" and state.reason == ASKED
+        return RelayView(state="ended", detail="" if asked else state.reason or "nobody knows why")
+    return RelayView(state="unreachable", detail=facts.relay_trouble)
 
 
 def _overall(
     record: RunRecord, facts: Facts, cells: Sequence[CellView], culprit: Culprit | None
 ) -> tuple[RunState, str, str]:
     """State, one line why, and what to type next."""
-    states = {cell.state for cell in cells}
     resume = f"islandctl resume {record.run}"
     if record.phase == "failed":
-        return "failed", record.reason, "mend the cause, then launch again under another name (--run)"
+        free = "" if record.gives_way else f"; islandctl remove {record.run} frees its name"
+        return "failed", record.reason, f"mend the cause, then launch again{free}"
     if record.phase == "launching":
-        if facts.launcher_alive:
-            return "launching", record.reason, ""
-        return "failed", "the launch was cut short", f"islandctl stop {record.run} clears up what it started"
+        return _launching(record, facts, cells)
     if facts.relay is not None and facts.relay.halted:
         return "failed", f"halted: {facts.relay.halted}", f"{resume} goes back to the newest joint checkpoint"
     if culprit is not None:
         where = f"{culprit.cell}, node {culprit.node}" + ("" if culprit.rank is None else f", rank {culprit.rank}")
         return "failed", f"{where}: {culprit.reason}", culprit.hint
+    return _ended(record, facts, cells) or _troubled(record, facts, cells) or _going(record, facts, cells)
+
+
+def _launching(record: RunRecord, facts: Facts, cells: Sequence[CellView]) -> tuple[RunState, str, str]:
+    """The phase of a launch, and of a resume once it has begun a new attempt."""
+    if facts.launcher_alive:
+        return "launching", record.reason, ""
+    what, clear = ("launch" if record.attempt == 1 else "resume"), f"islandctl stop {record.run}"
+    gone = f"the {what} was cut short: the process that was at it is gone"
+    nodes = [node for cell in cells for node in cell.nodes]
+    if any(node.state in _LIVE for node in nodes) or any(cell.state in _TRAINING for cell in cells):
+        mend = f"{clear} ends them; islandctl resume {record.run} then goes on"
+        return "degraded", f"{gone}; workers run all the same", mend
+    if silent := next((node.label for node in nodes if node.state == "unreachable"), ""):
+        return "unknown", f"{gone}; what runs on {silent} is not known", "check the network, then ask again"
+    if record.attempt > 1:
+        return "failed", gone, f"islandctl resume {record.run} begins it again"
+    free = f"islandctl remove {record.run} frees the name"
+    return "failed", gone, f"{clear} clears up what it started; {free}"
+
+
+def _ended(record: RunRecord, facts: Facts, cells: Sequence[CellView]) -> tuple[RunState, str, str] | None:
+    """Every cell has ended, by its supervisor's record; None: not so."""
+    states = {cell.state for cell in cells}
+    if not states <= {"finished", "stopped", "lost"}:
+        return None
+    if facts.at_work.startswith(f"islandctl resume {record.run}"):
+        return "launching", f"{facts.at_work} is at work", ""
     if states == {"finished"}:
         if any(node.state in ("starting", "running", "stopping") for cell in cells for node in cell.nodes):
             return "running", "all steps are done; the last processes end", ""
         return "finished", "", f"islandctl stop {record.run} ends its relay" if facts.relay is not None else ""
-    if states <= {"finished", "stopped"}:
-        return "stopped", record.reason, resume
-    if states <= {"finished", "stopped", "lost"}:
-        if record.phase == "stopped":
-            return "stopped", record.reason, resume
-        return "failed", "no supervisor runs any more (reboot or kill -9 of everything)", resume
-    if states == {"unreachable"}:
+    resume = f"islandctl resume {record.run}"
+    if "lost" not in states or record.phase == "stopped":
+        ends = [node.state.reason for node in facts.nodes if node.state is not None]
+        spent = next((reason for reason in ends if reason.startswith(BY_BUDGET)), "")
+        return "stopped", spent or record.reason, f"{resume} --budget '…' raises it" if spent else resume
+    return "failed", "no supervisor runs any more (reboot or kill -9 of everything)", resume
+
+
+def _troubled(record: RunRecord, facts: Facts, cells: Sequence[CellView]) -> tuple[RunState, str, str] | None:
+    """Something is amiss though not everything has ended; None: nothing is."""
+    if all(cell.state == "unreachable" for cell in cells):
         return "unknown", "no node answers and no heartbeat is known", "check the network, then ask again"
-    troubled = [cell for cell in cells if cell.state in ("lost", "restarting", "silent", "unreachable", "stopped")]
+    stopping = record.phase == "stopping"
+    if stopping and not facts.at_work:
+        return "degraded", "its stop did not come to its end", f"islandctl stop {record.run}"
+    amiss = {"lost", "restarting", "silent", "unreachable"} | (set() if stopping else {"ending", "stopped"})
     lost = [node for cell in cells for node in cell.nodes if node.state == "lost"]
     ended = [node for cell in cells if cell.state == "stopped" for node in cell.nodes if node.state == "ended"]
-    mend = f"{resume} starts again what has ended"
-    if troubled:
-        first = troubled[0]
-        hint = mend if lost or ended else ""
+    mend = f"islandctl resume {record.run} starts again what has ended"
+    if first := next((cell for cell in cells if cell.state in amiss), None):
+        hint = mend if (lost or ended) and not stopping else ""
         return "degraded", f"{first.name} is {first.state}" + (f": {first.detail}" if first.detail else ""), hint
     if facts.relay is None:
-        hint = mend if _relay(record, facts).state == "ended" else ""
-        return "degraded", f"the relay does not answer; the cells train on: {facts.relay_trouble}".rstrip(": "), hint
+        relay = _relay(record, facts).state
+        hint = mend if relay in ("ended", "lost") and not stopping else ""
+        still = [cell.name for cell in cells if cell.state == "waiting"]
+        on = "; the cells train on" if any(cell.state in _TRAINING for cell in cells) else ""
+        on = f"; standing still until it does, at most for late.relay_away: {', '.join(still)}" if still else on
+        return "degraded", f"the relay does not answer{on}: {facts.relay_trouble}".rstrip(": "), hint
     away = [cell.name for cell in facts.relay.cells if cell.away]
     if away:
         others = "go on without it" if record.late_then == "alone" else "wait for it"
         return "degraded", f"{', '.join(away)} counts as away; the others {others}", ""
     if lost:
         return "degraded", f"{lost[0].label}: the supervisor was killed; the workers train on", mend
+    return None
+
+
+def _going(record: RunRecord, facts: Facts, cells: Sequence[CellView]) -> tuple[RunState, str, str]:
+    """Nothing is amiss."""
     waiting = [cell for cell in cells if cell.state == "waiting"]
     if waiting:
         told = waiting[0].detail if waiting[0].detail.startswith("waits ") else ""
         return "waiting", told or f"{waiting[0].name} waits for a round", ""
-    if states <= {"launching", "starting"}:
+    starting = [cell.name for cell in cells if cell.state in ("launching", "starting")]
+    if len(starting) == len(cells):
         return "launching", "the workers are starting", ""
-    return "running", record.reason if record.phase == "stopping" else "", ""
+    if record.phase == "stopping":
+        return "running", record.reason, ""
+    return "running", f"the workers of {', '.join(starting)} are starting" if starting else "", ""

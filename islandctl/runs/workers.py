@@ -52,7 +52,7 @@ def write_cells(record: RunRecord, plan: Plan, reach: Reach) -> None:
             },
         )
         # state.json as well: a supervisor that was lost must not hand its old restarts and verdict to the new one
-        gone = [PurePosixPath(node.folder) / name for name in ("exit.json", "stop", "state.json")]
+        gone = [PurePosixPath(node.folder) / name for name in ("exit.json", "stop", "spent", "state.json")]
         if node.index == 0:  # the cell's folder is shared by its nodes
             gone.append(folder.outcome)
         for path in gone:

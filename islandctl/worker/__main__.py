@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from pydantic import ValidationError
@@ -13,7 +14,7 @@ from islandctl.config.job import CellJob
 from islandctl.config.paths import CellFolder
 from islandctl.errors import ConfigError, IslandError
 from islandctl.worker.main import Worker
-from islandctl.worker.outcome import Outcome, write_outcome
+from islandctl.worker.outcome import Outcome, release_outcome, reserve_outcome, write_outcome
 from islandctl.worker.wishes import Stopped, Wishes
 
 log = logging.getLogger("islandctl.worker")
@@ -40,15 +41,17 @@ def read_job(folder: CellFolder) -> CellJob:
 
 
 def start_log(rank: int) -> None:
-    """Log to stderr; under a supervisor stdout and stderr become ``logs/rank-N.log``."""
+    """Log to stderr; under a supervisor stdout and stderr become ``logs/rank-N.log``. A full disk loses lines."""
     node = os.environ.get(NODE_VARIABLE)
     if node:
-        logs = Path(node, "logs")
-        logs.mkdir(parents=True, exist_ok=True)
-        file = os.open(logs / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        for stream in (1, 2):
-            os.dup2(file, stream)
-        os.close(file)
+        with suppress(OSError):
+            logs = Path(node, "logs")
+            logs.mkdir(parents=True, exist_ok=True)
+            file = os.open(logs / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            for stream in (1, 2):
+                os.dup2(file, stream)
+            os.close(file)
+    logging.raiseExceptions = False  # else each lost line would print a traceback, to the same full disk
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
@@ -65,7 +68,9 @@ def main(argv: list[str]) -> int:
     folder = CellFolder(PurePosixPath(os.path.abspath(argv[0])))
     if rank == 0:
         Path(folder.outcome).unlink(missing_ok=True)
-    wishes = Wishes(Path(folder.root))
+    reserve_outcome(Path(folder.outcome), rank)
+    node = os.environ.get(NODE_VARIABLE)
+    wishes = Wishes(Path(folder.root), Path(node) if node else None)
     wishes.listen()
 
     worker: Worker | None = None
@@ -76,14 +81,19 @@ def main(argv: list[str]) -> int:
     except Stopped as error:
         outcome = Outcome.ended("stopped", str(error), step=worker.step if worker else 0, retry=True)
     except Exception as error:
-        log.exception("rank %d ends: %s", rank, error)
+        if not isinstance(error, IslandError):
+            log.exception("rank %d ends unexpectedly", rank)
         outcome = Outcome.of(error, step=worker.step if worker else 0, rank=rank)
         if outcome.retry and worker and worker.halted():
             outcome = outcome.model_copy(update={"retry": False})
         code = error.exit_code if isinstance(error, IslandError) else 1
     if rank == 0 or code:
         write_outcome(Path(folder.outcome), outcome)
-    log.info("%s: %s", outcome.outcome, outcome.reason)
+    else:
+        release_outcome(Path(folder.outcome), rank)
+    log.log(logging.ERROR if code else logging.INFO, "%s: %s", outcome.outcome, outcome.reason)
+    if outcome.hint:
+        log.info("hint: %s", outcome.hint)
     if worker is not None:
         worker.close(outcome)
     return code

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from islandctl.config.job import CellJob
 from islandctl.errors import ConfigError
-from islandctl.worker.data import NUM_BYTES, Sequences, Text, held_out_sequences
+from islandctl.worker.data import Sequences, Text, held_out_sequences
 from islandctl.worker.experts import balance_loss
 from islandctl.worker.model import Decoder
 from islandctl.worker.optimizer import InnerOptimizer
@@ -37,16 +37,11 @@ class Cell:
     """The model with its optimizer and its place in the data, as this rank holds them.
 
     Raises:
-        ConfigError: a vocabulary too small for bytes, or fewer sequences in a batch than ranks.
+        ConfigError: fewer sequences in a batch than ranks, or in the text than cells.
     """
 
     def __init__(self, job: CellJob, ranks: Ranks, text: Text) -> None:
         training = job.recipe.training
-        if job.recipe.model.vocabulary < NUM_BYTES:
-            raise ConfigError(
-                f"model.vocabulary: {job.recipe.model.vocabulary} is too small for bytes",
-                hint=f"set model.vocabulary to {NUM_BYTES} or more",
-            )
         if training.batch < ranks.size:
             raise ConfigError(
                 f"training.batch: {training.batch} sequences cannot be shared by {ranks.size} ranks",

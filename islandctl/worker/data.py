@@ -26,7 +26,6 @@ from islandctl.config.recipe import DataRecipe
 from islandctl.errors import ConfigError
 
 STDLIB = "python-stdlib"
-NUM_BYTES = 256
 _NOT_STDLIB = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 Bytes = NDArray[np.uint8]
 

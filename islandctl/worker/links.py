@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from islandctl.config.job import CellJob
@@ -94,9 +94,17 @@ def read_all(relay: RelayClient) -> list[Entry]:
 
 
 def join(
-    folder: CellFolder, job: CellJob, cell: Cell, ranks: Ranks, relay: RelayClient | None
+    folder: CellFolder,
+    job: CellJob,
+    cell: Cell,
+    ranks: Ranks,
+    relay: RelayClient | None,
+    on_silence: Callable[[], None],
 ) -> tuple[Exchanger, str]:
-    """The exchange of this cell, as the recipe wants it, and the hash of its fragment map (empty: none)."""
+    """The exchange of this cell, as the recipe wants it, and the hash of its fragment map (empty: none).
+
+    ``on_silence`` is called when the loop stands still and the relay does not answer.
+    """
     settings = job.recipe.exchange
     if settings.mode == "none" or relay is None:
         return Alone(settings.fragments), ""
@@ -113,5 +121,6 @@ def join(
         transport=relay,
         group=ranks.group,
         journal=FileJournal(Path(folder.journal)),
+        on_silence=on_silence,
     )
     return island, island.map.map_hash

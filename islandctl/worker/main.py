@@ -24,10 +24,11 @@ from islandctl.worker.links import connect, join, read_all, read_ledger
 from islandctl.worker.metrics import Metrics
 from islandctl.worker.outcome import Outcome
 from islandctl.worker.parallel import Ranks
-from islandctl.worker.reporter import Reporter, first_heartbeat, registered
+from islandctl.worker.reporter import Reporter, first_heartbeat, life, registered
 from islandctl.worker.wishes import Stopped, Wishes
 
 log = logging.getLogger("islandctl.worker")
+SILENT = "the relay does not answer"
 BY_SIGNAL = "stopped by a signal"
 FAREWELL_S = 60.0
 """How long the end waits for the relay to hear of the last checkpoint. It is on disk in any case."""
@@ -74,9 +75,12 @@ class Worker:
             num_cells=len(self.job.cells),
             checkpoints=self.checkpoint_folder,
             keep=self.recipe.checkpoint.keep,
+            spent=self.wishes.spent if self.ranks.leads else lambda: False,
         )
         self.closing.callback(self.farewell)
-        self.island, self.map_hash = join(self.folder, self.job, self.cell, self.ranks, self.relay)
+        self.island, self.map_hash = join(
+            self.folder, self.job, self.cell, self.ranks, self.relay, lambda: self.note("waiting", reason=SILENT)
+        )
         self.closing.callback(self.island.close)
         self.wishes.hurry_up(self.island.hurry)
         self.restore()
@@ -156,7 +160,8 @@ class Worker:
             raise Stopped("stopped by a signal while waiting for the relay") from error
         self.rounds = {key: value for key, value in self.island.metrics().items() if key.startswith("rounds_")}
         self.reporter.update(step=self.step, tokens=self.tokens, bits_per_byte=tuple(self.bits_per_byte[-60:]))
-        self.note("start", checkpoint=saved.path.name if saved else "", num_ranks=self.ranks.size)
+        name = saved.path.name if saved else ""
+        self.note("start", checkpoint=name, num_ranks=self.ranks.size, life=life())
 
     def evaluate(self) -> None:
         """Bits per byte on the held-out text."""

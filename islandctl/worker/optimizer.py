@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from islandctl.config.recipe import Optimizer, Schedule, Training
+from islandctl.config.recipe import Optimizer, Training
 from islandctl.worker.optimizers.adamw import AdamW
 from islandctl.worker.optimizers.groups import is_matrix
 from islandctl.worker.optimizers.muon import Muon
@@ -17,13 +17,14 @@ from islandctl.worker.optimizers.named_shampoo import NamedShampoo
 from islandctl.worker.optimizers.soap import Soap
 
 
-def learning_rate(step: int, *, steps: int, peak: float, schedule: Schedule) -> float:
+def learning_rate(step: int, training: Training) -> float:
     """The rate for the step that follows ``step`` finished ones: linear warm-up, then decay to ``final · peak``."""
-    if step < schedule.warmup:
-        return peak * (step + 1) / schedule.warmup
+    peak, schedule, warmup = training.optimizer.lr, training.schedule, training.warmup
+    if step < warmup:
+        return peak * (step + 1) / warmup
     if schedule.decay == "none":
         return peak
-    done = min(1.0, (step - schedule.warmup) / max(1, steps - schedule.warmup))
+    done = min(1.0, (step - warmup) / max(1, training.steps - warmup))
     fall = done if schedule.decay == "linear" else (1 - math.cos(math.pi * done)) / 2
     return peak * (1 - (1 - schedule.final) * fall)
 
@@ -73,9 +74,7 @@ class InnerOptimizer:
         Returns:
             The gradient's norm before clipping, and the learning rate.
         """
-        rate = learning_rate(
-            step, steps=self.training.steps, peak=self.training.optimizer.lr, schedule=self.training.schedule
-        )
+        rate = learning_rate(step, self.training)
         norm = nn.utils.clip_grad_norm_(self.parameters.values(), self.training.optimizer.clip, foreach=True)
         if isinstance(norm, DTensor):
             norm = norm.full_tensor()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +24,10 @@ log = logging.getLogger(__name__)
 _FINAL = (ConfigError, PreflightError, DivergenceError, CheckpointError)
 FINAL_CODES = frozenset({"halted", "stale", "held_out", "forbidden", "foreign", "token"})
 """Refusals of the relay that a repetition would meet again."""
+RESERVED_BYTES = 16 << 10
+"""Held free for a rank's last word."""
+LONGEST = 2000
+"""Characters of a reason, and of a hint: what a message's longest path needs, within what is held free."""
 
 
 class NotFiniteError(RunError):
@@ -53,7 +58,13 @@ class Outcome(Model):
         else:
             reason, hint, retry = _unexpected(error, rank), "see islandctl logs", True
         return cls(
-            outcome="failed", retry=retry, reason=reason, hint=hint, step=step, rank=rank, at=round(time.time(), 3)
+            outcome="failed",
+            retry=retry,
+            reason=reason[:LONGEST],
+            hint=hint[:LONGEST],
+            step=step,
+            rank=rank,
+            at=round(time.time(), 3),
         )
 
     @classmethod
@@ -71,18 +82,41 @@ def _unexpected(error: BaseException, rank: int) -> str:
     return f"{type(error).__name__}: {first}"
 
 
+def reserve_outcome(path: Path, rank: int) -> None:
+    """Hold space for the rank's last word, so that a disk that fills up cannot swallow it."""
+    with suppress(OSError):
+        _put(_aside(path, rank), b"")
+
+
+def release_outcome(path: Path, rank: int) -> None:
+    """Give the space back: another rank has the last word."""
+    with suppress(OSError):
+        _aside(path, rank).unlink(missing_ok=True)
+
+
 def write_outcome(path: Path, outcome: Outcome) -> None:
     """Write it whole and durable, unless another rank was first: the first to fail knows the cause."""
-    temporary = path.with_name(f".{path.name}.{outcome.rank}")
+    temporary = _aside(path, outcome.rank)
     try:
-        with open(temporary, "w", encoding="utf-8") as stream:
-            stream.write(outcome.model_dump_json(indent=1))
-            stream.flush()
-            os.fsync(stream.fileno())
+        _put(temporary, outcome.model_dump_json(indent=1).encode())
         os.link(temporary, path)
     except FileExistsError:
         log.info("another rank has told the outcome already")
     except OSError as error:
         log.error("cannot write %s: %s", path, error.strerror)
     finally:
-        temporary.unlink(missing_ok=True)
+        release_outcome(path, outcome.rank)
+
+
+def _aside(path: Path, rank: int) -> Path:
+    return path.with_name(f".{path.name}.{rank}")
+
+
+def _put(path: Path, content: bytes) -> None:
+    """Write over what is there, filled up with blanks: no block is given back, and none is asked for."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+    with open(file, "wb", buffering=0) as stream:
+        data = memoryview(content.ljust(RESERVED_BYTES))
+        while data:
+            data = data[stream.write(data) or 0 :]
+        os.fsync(stream.fileno())

@@ -7,10 +7,11 @@ verdict of the relay on the cell itself (its held-out text differs, its attempt 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -48,16 +49,25 @@ class Reporter:
         relay: None for a run without one; then nothing is told, and every own checkpoint counts as joint.
         first: the heartbeat to begin with.
         checkpoints: the folder to tidy, keeping ``keep`` joint ones.
+        spent: whether the budget is used up. Then the relay is asked to stop all cells; without one, this cell stops.
     """
 
     def __init__(
-        self, relay: Relay | None, first: Heartbeat, *, num_cells: int, checkpoints: Path, keep: int
+        self,
+        relay: Relay | None,
+        first: Heartbeat,
+        *,
+        num_cells: int,
+        checkpoints: Path,
+        keep: int,
+        spent: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._spent = spent
         self.relay, self.checkpoints, self.keep = relay, checkpoints, keep
         self.verdict: RelayError | None = None
         """Why the cell must not go on."""
         self.stop_heard = False
-        """The ledger has a stop entry of this attempt."""
+        """The ledger has a stop entry of this attempt; without a relay: the budget is used up."""
         self._lineage, self._seq = Lineage(num_cells), -1
         self._joint: list[tuple[int, int]] = []
         self._beat = first
@@ -115,12 +125,13 @@ class Reporter:
         """One round of messages; True when all could be told."""
         if self.relay is None:
             self._register_all()
+            self.stop_heard |= self._spent()
             return True
         try:
             self._register_all()
             self._follow(self.relay)
             with self._lock:
-                beat = self._beat
+                beat = self._beat.model_copy(update={"spent": self._spent()})
             self.relay.heartbeat(beat)
         except UnreachableError as error:
             if not self._silent:
@@ -182,4 +193,10 @@ def first_heartbeat(job: CellJob, held_out_hash: str) -> Heartbeat:
         tokens=0,
         tokens_per_s=0.0,
         held_out_hash=held_out_hash,
+        life=life(),
     )
+
+
+def life() -> str:
+    """Which life of the workers this is, as their supervisor counts; empty without one."""
+    return os.environ.get("ISLANDCTL_LIFE", "")

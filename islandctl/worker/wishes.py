@@ -10,6 +10,9 @@ from types import FrameType
 SAVE = "save"
 """A file of this name in the cell's folder asks for a checkpoint at the next step."""
 
+SPENT = "spent"
+"""A file of this name in the supervisor's folder tells that the budget is used up."""
+
 
 class Stopped(Exception):
     """A signal ended the process where nothing was to be saved yet."""
@@ -20,10 +23,12 @@ class Wishes:
 
     Args:
         folder: the cell's.
+        node: the supervisor's, where there is one.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, node: Path | None = None) -> None:
         self._file = folder / SAVE
+        self._spent = (node or folder) / SPENT
         self.stopping = False
         """A signal has asked for a checkpoint and the end."""
         self._hurry: Callable[[], None] = lambda: None
@@ -45,6 +50,10 @@ class Wishes:
             return False
         self._file.unlink(missing_ok=True)
         return True
+
+    def spent(self) -> bool:
+        """Whether the budget is used up."""
+        return self._spent.exists()
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         self.stopping = True

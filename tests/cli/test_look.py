@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+import json
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from islandctl.cli import output
+from islandctl.cli import follow, output
 from islandctl.cli.follow import Events, Lines, closing_lines, exit_code
 from islandctl.cli.look import StatusView, age, brief, count, duration, sparkline
 from islandctl.relay.messages import JointCheckpoint
@@ -76,6 +78,12 @@ def test_the_bar_shows_how_far_the_slowest_cell_is() -> None:
     assert text(view(step=None)).splitlines()[1].count("━") == 0
 
 
+def test_the_next_command_can_be_typed_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", [str(tmp_path / "bin" / "islandctl")])
+    monkeypatch.chdir(tmp_path)
+    assert "next        bin/islandctl resume demo\n" in text(view(state="failed", hint="islandctl resume demo"))
+
+
 def test_events_and_foot_come_last() -> None:
     shown = text(view(), events=[("12:00:00", "joint checkpoint at step 20")], foot="Ctrl-C detaches")
     assert shown.splitlines()[-3:] == ["12:00:00  joint checkpoint at step 20", "", "Ctrl-C detaches"]
@@ -119,9 +127,21 @@ def test_no_escapes_where_no_terminal_is() -> None:
 
 
 def test_a_relay_that_ended_with_its_run_is_no_trouble() -> None:
-    shown = text(view(state="finished", relay=RelayView(state="ended", detail="connection refused")))
-    assert "the relay ended with the run" in shown
-    assert "refused" not in shown
+    assert "the relay ended with the run" in text(view(state="finished", relay=RelayView(state="ended")))
+
+
+def test_a_relay_that_was_killed_did_not_end_with_its_run() -> None:
+    killed = RelayView(state="lost", detail="the supervisor was killed")
+    assert "the relay is lost: the supervisor was killed" in text(view(state="stopped", relay=killed))
+    cleared = RelayView(state="ended", detail="its supervisor was lost")
+    assert "the relay has ended: its supervisor was lost" in text(view(state="stopped", relay=cleared))
+
+
+def test_why_the_workers_last_ended_stays_in_sight() -> None:
+    west = view().cells[1].model_copy(update={"last_end": "disk full", "restarts": 1})
+    assert "west        restarted 1 time, last: disk full\n" in text(view(cells=(west,)))
+    now = west.model_copy(update={"state": "restarting", "detail": "disk full"})
+    assert text(view(cells=(now,))).count("disk full") == 1
 
 
 @pytest.mark.parametrize(
@@ -167,14 +187,58 @@ def test_plain_lines_come_once_an_evaluation() -> None:
     ]
     assert list(lines.new(first)) == []
     assert list(lines.new(then)) == ["west: step 5/10  4.0000 bits per byte  123 k tokens/s  ETA 1 h 02 min"]
-    assert list(lines.new(then.model_copy(update={"state": "degraded", "detail": "west is lost"}))) == [
-        "demo: degraded: west is lost"
-    ]
+    degraded = then.model_copy(update={"state": "degraded", "detail": "west is lost"})
+    assert list(lines.new(degraded)) == []
+    assert list(lines.new(degraded)) == ["demo: degraded: west is lost"]
+    assert list(lines.new(degraded)) == []
+    assert list(lines.new(then.model_copy(update={"state": "finished"}))) == ["demo: finished"]
+
+
+def test_a_wait_for_a_round_is_no_news_unless_it_lasts() -> None:
+    lines, running = Lines(), view(cells=[])
+    waiting = running.model_copy(update={"state": "waiting", "detail": "waits for fragment 1"})
+    assert list(lines.new(running)) == ["demo: running"]
+    for _ in range(3):
+        for status in (waiting, waiting, running, running, running):
+            assert list(lines.new(status)) == []
+    said = [line for status in 9 * [waiting] + 3 * [running] for line in lines.new(status)]
+    assert said == ["demo: waiting: waits for fragment 1", "demo: running"]
+
+
+class Looks:
+    """Gives one status after another, as a watcher does."""
+
+    run = "demo"
+
+    def __init__(self, *looks: RunStatus) -> None:
+        self._looks = iter(looks)
+
+    def look(self) -> RunStatus:
+        return next(self._looks)
+
+
+def test_json_lines_until_the_end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(follow, "PAUSE_S", 0.0)
+    follow.json_lines(Looks(view(), view(step=7), view(state="finished")))  # type: ignore[arg-type]
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line)["state"] for line in lines] == ["running", "running", "finished"]
+    assert json.loads(lines[1])["step"] == 7
+
+
+@pytest.mark.parametrize("then_ended", [True, False])
+def test_who_ends_the_relay_himself_need_not_be_told_to(then_ended: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    done = view(state="finished", hint="islandctl stop demo ends its relay")
+    follow.follow(Looks(done), then_ended=then_ended)  # type: ignore[arg-type]
+    assert ("ends its relay" in capsys.readouterr().out) is not then_ended
 
 
 @pytest.mark.parametrize(("state", "code"), [("finished", 0), ("failed", 1), ("stopped", 1)])
 def test_the_exit_code_mirrors_the_outcome(state: str, code: int) -> None:
     assert exit_code(view(state=state)) == code
+
+
+def test_a_run_that_its_budget_stopped_ends_with_six() -> None:
+    assert exit_code(view(state="stopped", detail="stopped by budget: 12.0 h of 12.0 h used")) == 6
 
 
 def test_events_tell_what_changed_and_nothing_else() -> None:

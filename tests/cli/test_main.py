@@ -13,6 +13,8 @@ import pytest
 from islandctl import __version__
 from islandctl.cli import output
 from islandctl.cli.main import app, main
+from islandctl.cli.runs import fitted
+from islandctl.config.paths import RunFolder
 from islandctl.runs import record as records
 from tests.runs import builders as make
 
@@ -64,6 +66,8 @@ def test_every_command_has_help_with_examples(command: str, capsys: pytest.Captu
         ["resume", "demo"],
         ["logs", "demo"],
         ["checkpoints", "demo"],
+        ["remove", "demo"],
+        ["remove"],
         ["launch", "/nowhere.yaml", "--site", "/nowhere.yaml"],
         ["launch", "/nowhere.plan"],
     ],
@@ -123,6 +127,70 @@ def test_runs_as_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("runs", "--json") == 0
     (only,) = json.loads(capsys.readouterr().out)
     assert (only["run"], only["phase"], only["sites"]) == ("demo", "stopped", ["east", "west"])
+
+
+def test_a_long_reason_is_cut_on_a_terminal_and_nowhere_else(capsys: pytest.CaptureFixture[str]) -> None:
+    name, reason = "n" * 42, "east/gpu-1: [/tmp] has no room :boom: " + "no answer; " * 30
+    launched(name)
+    records.change(records.load(name), phase="failed", reason=reason)
+    assert run("runs") == 0
+    row = capsys.readouterr().out.splitlines()[1]
+    assert reason.rstrip() in row
+    assert row.startswith(name)
+
+
+@pytest.mark.parametrize(("width", "num_columns"), [(78, 4), (88, 5), (100, 6), (120, 6)])
+def test_the_table_of_runs_fits_the_terminal(width: int, num_columns: int) -> None:
+    lines = [
+        ["run", "started", "last known", "attempt", "cells", "note"],
+        ["n" * 42, "10 min ago", "failed", "1", "east, west", "east/gpu-1: " + "no answer; " * 30],
+        ["demo", "2 d ago", "stopped", "12", "east", ""],
+    ]
+    fits = fitted(lines, width)
+    assert [line[:4] for line in fits] == [line[:4] for line in lines]
+    assert {len(line) for line in fits} == {num_columns}
+    longest = [max(map(len, column)) for column in zip(*fits, strict=True)]
+    assert sum(longest) + 2 * (num_columns - 1) <= width
+    if num_columns > 4:
+        assert fits[1][-1].startswith("east/gpu")
+        assert fits[1][-1].endswith("…")
+
+
+def test_a_removed_run_is_gone(capsys: pytest.CaptureFixture[str]) -> None:
+    made = records.create(make.plan(), "demo", launcher_pid=0)
+    records.change(made, phase="failed", reason="no answer")
+    assert run("remove", "demo", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["kept"] == []
+    assert records.names() == []
+    assert run("remove", "demo") == 2
+
+
+def test_a_damaged_record_hides_no_other_run(capsys: pytest.CaptureFixture[str]) -> None:
+    launched("demo-1")
+    launched("demo-2")
+    RunFolder.of("demo-1").record.write_text("{")
+    assert run("runs", "--json") == 0
+    seen = capsys.readouterr()
+    assert [one["run"] for one in json.loads(seen.out)] == ["demo-2"]
+    assert seen.err == "demo-1: its record cannot be read; islandctl status demo-1 says why\n"
+    assert run("status", "demo-1") == 2
+    error, hint = capsys.readouterr().err.splitlines()
+    assert str(RunFolder.of("demo-1").record) in error
+    assert "islandctl stop demo-1 ends the run's processes all the same" in hint
+
+
+@pytest.mark.parametrize("argv", [["schema", "site"], ["runs", "--json"], ["status", "demo"], ["--help"]])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_cannot_be_written_is_told(argv: list[str], unbuffered: str, home: Path) -> None:
+    launched()
+    env = {**os.environ, "ISLANDCTL_HOME": str(home), "PYTHONUNBUFFERED": unbuffered}
+    command = [sys.executable, "-m", "islandctl", *argv]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, env=env, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert done.stderr == "error: the output could not be written: no space left on device\n"
+    assert done.returncode == 1
 
 
 def test_a_fault_of_ours_is_one_line_and_a_file(
@@ -232,6 +300,9 @@ def test_a_home_that_cannot_be_used_is_told_in_one_line(
     seen = capsys.readouterr().err
     assert "hint: set ISLANDCTL_HOME to a folder that can be written" in seen
     assert "Traceback" not in seen
+    for argv in (["runs"], ["status"], ["status", "demo"], ["stop", "demo"], ["remove", "demo"]):
+        assert run(*argv) == 2
+        assert "hint: set ISLANDCTL_HOME to a folder that can be written" in capsys.readouterr().err
 
 
 def test_a_terminal_without_these_signs_gets_question_marks(home: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import typer
@@ -13,9 +14,12 @@ import yaml
 from typer.testing import CliRunner
 
 from islandctl.cli.plan import plan
+from islandctl.cli.plan_view import show
 from islandctl.cli.schema import schema
 from islandctl.errors import ConfigError, InfeasibleError, IslandError, UsageError
 from islandctl.planner.file import load_plan
+from islandctl.planner.plan import Finding
+from tests.runs import builders as make
 
 ROOT = Path(__file__).parents[2]
 DEMO = [f"{ROOT}/recipes/demo.yaml", "--site", f"{ROOT}/site-profiles/local-a.yaml"]
@@ -37,8 +41,7 @@ def run(*argv: str) -> tuple[str, IslandError | None]:
 
 @pytest.mark.parametrize("argv", [DEMO, CASE], ids=["demo", "case-study"])
 def test_the_table_stays_within_a_hundred_columns(argv: list[str]) -> None:
-    output, error = run("plan", *argv)
-    assert error is None
+    output, _ = run("plan", *argv)
     lines = output.splitlines()
     assert max(len(line) for line in lines[:-1]) <= 100
     assert "\x1b" not in output
@@ -51,12 +54,31 @@ def test_the_case_study_shows_its_share_of_the_link() -> None:
     assert "32.3 GB  32.3 GB" in row
     assert 3 <= int(row.split()[-1].rstrip("%")) <= 12
     assert "25 Gbit/s (3.12 GB/s)" in output
-    assert "launch does not run everything of it yet" in output
+
+
+def test_what_launch_would_refuse_the_plan_refuses_by_its_key(tmp_path: Path) -> None:
+    data = yaml.safe_load((ROOT / "recipes/demo.yaml").read_text())
+    for key, value in (("mode", "butterfly"), ("apply", "blend"), ("when", "arrival")):
+        recipe = tmp_path / f"{key}.yaml"
+        recipe.write_text(yaml.safe_dump({**data, "exchange": {**data["exchange"], key: value}}))
+        _, error = run("plan", str(recipe), *DEMO[1:])
+        assert isinstance(error, InfeasibleError), key
+        assert error.exit_code == 3
+        assert f"exchange.{key}: {value}: launch does not run this yet" in error.message
 
 
 def test_the_last_line_is_the_next_command() -> None:
     output, _ = run("plan", *DEMO)
     assert output.splitlines()[-1] == "feasible  next: islandctl launch " + " ".join(DEMO)
+
+
+def test_what_is_fine_here_and_a_warning_there_has_one_mark(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "no price known: the cost is left out"
+    levels: tuple[tuple[Literal["ok", "warn"], str], ...] = (("ok", "here"), ("warn", "there"))
+    findings = tuple(Finding(level=level, place=f"site {place}", text=text) for level, place in levels)
+    show(make.plan().model_copy(update={"findings": findings}), command="islandctl launch run.plan")
+    said = [line for line in capsys.readouterr().out.splitlines() if text in line]
+    assert said == [f"! site there: {text}"]
 
 
 def test_json_is_the_plan(tmp_path: Path) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
+from islandctl.config.budget import Budget, parse_budget
 from islandctl.config.load import load_recipe, load_site, text_hash
 from islandctl.config.recipe import Exchange, Recipe
 from islandctl.config.schema import json_schema
 from islandctl.config.site import SiteProfile
-from islandctl.errors import ConfigError
+from islandctl.errors import ConfigError, UsageError
 
 ROOT = Path(__file__).parents[2]
 SITES = sorted((ROOT / "site-profiles").glob("*.yaml"))
@@ -81,7 +82,7 @@ def test_there_are_shipped_files() -> None:
 
 
 def test_what_people_mean(tmp_path: Path) -> None:
-    text = SITE + "region: no\nprovider: on\nenvironment: {build: no}\nssh: {port: 022}\n"
+    text = SITE + "region: no\nprovider: on\nenvironment: {build: false}\nssh: {port: 022}\n"
     value = site(tmp_path, text)
     assert (value.region, value.provider, value.environment.build, value.ssh.port) == ("no", "on", False, 22)
 
@@ -126,22 +127,43 @@ def test_hosts_stay_as_written(tmp_path: Path, host: str) -> None:
         ("count: 1,", "count: one,", "gpu.count: expected a whole number, found 'one'"),
         ("count: 1,", "count: 0,", "gpu.count: 0 is too small; at least 1"),
         ("count: 1,", "count: 1e999,", "s.yaml:4:25: 1e999 is too large for a number"),
-        ("count: 1, per_node: 1", "count: 12, per_node: 8", "gpu: count 12 is not a whole number of nodes of 8"),
-        ("count: 1,", "count: 2,", "hosts lists 1, but gpu.count / gpu.per_node makes 2 nodes"),
+        (
+            "count: 1, per_node: 1",
+            "count: 12, per_node: 8",
+            "s.yaml:4:25: gpu.count: count 12 is not a whole number of nodes",
+        ),
+        ("count: 1,", "count: 2,", "s.yaml:3:8: hosts: hosts lists 1, but gpu.count / gpu.per_node makes 2 nodes"),
         ("hosts: [h1]", "hosts: h1", "s.yaml:3:8: hosts: expected a list, found 'h1'"),
         ("hosts: [h1]", "hosts:", "hosts: expected a list, found nothing"),
         ("hosts: [h1]", "hosts: ['a b']", "hosts: host 'a b': 'a b' is no host name"),
         ("hosts: [h1]", "hosts: [h1, h1]", "hosts: host 'h1' is listed twice"),
         ("hosts: [h1]", "hosts: [1]", "s.yaml:3:9: hosts[0]: expected text, found the number 1"),
-        ("hosts: [h1]\n", "", "hosts lists 0, but gpu.count / gpu.per_node makes 1 nodes"),
-        ("hosts: [h1]", "hosts: [h1]\nslurm: {}", "the section slurm belongs to scheduler: slurm"),
+        ("hosts: [h1]\n", "", "s.yaml:2:12: scheduler: hosts lists 0, but gpu.count / gpu.per_node makes 1 nodes"),
+        ("hosts: [h1]", "hosts: [h1]\nslurm: {}", "s.yaml:4:8: slurm: this section belongs to"),
         ("hosts: [h1]", "hosts: [h1]\nssh: {port: 0}", "ssh.port: 0 is too small"),
         ("hosts: [h1]", "hosts: [h1]\nssh: 22", "ssh: expected a section of keys and values, found the number 22"),
         ("hosts: [h1]", "hosts: [h1]\nssh: {config: 5}", "ssh.config: expected text, found the number 5"),
         ("hosts: [h1]", "hosts: [h1]\nenvironment: {build: maybe}", "expected true or false, found 'maybe'"),
         ("hosts: [h1]", "hosts: [h1]\nwork_dir: runs", "work_dir: 'runs' is relative"),
         ("hosts: [h1]", "hosts: [h1]\nname: b", "s.yaml:4:1: duplicate key 'name': lines 1 and 4"),
-        ("scheduler: ssh", "scheduler: local", "a local site has no hosts"),
+        (
+            "hosts: [h1]",
+            "hosts: [h1]\nenvironment: {build: no}",
+            "environment.build: expected true or false, found 'no'",
+        ),
+        ("hosts: [h1]", "hosts: [h1]\nenvironment: {build: 0}", "expected true or false, found the number 0"),
+        ("hosts: [h1]", "hosts: [h1]\nenvironment: {build: 'true'}", "expected true or false, found 'true'"),
+        ("scheduler: ssh", "scheduler: local", "s.yaml:3:8: hosts: a local site has no hosts"),
+        (
+            "scheduler: ssh\nhosts: [h1]",
+            "scheduler: slurm\nhosts: [h1, h2]",
+            "s.yaml:3:8: hosts: a slurm site lists exactly",
+        ),
+        (
+            "scheduler: ssh\nhosts: [h1]\ngpu: {type: cpu, count: 1",
+            "scheduler: local\ngpu: {type: cpu, count: 2",
+            "s.yaml:3:38: gpu.per_node: a local site has one node",
+        ),
     ],
 )
 def test_a_wrong_profile_names_place_and_cause(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -163,12 +185,48 @@ def test_a_wrong_profile_names_place_and_cause(tmp_path: Path, old: str, new: st
             "lr: 1e-3, betas: [0.9, 1.0]",
             "training.optimizer.betas[1]: 1.0 is too large; must be less than",
         ),
-        ("heads: 2", "heads: 3", "r.yaml:2:8: model: width 16 is not divisible by heads 3"),
-        ("kind: dense", "kind: moe", "model: kind: moe needs experts and active_experts"),
+        (
+            "lr: 1e-3",
+            "lr: 1e-3, block: 64",
+            "r.yaml:8:32: training.optimizer.block: 'block' is only for kind: shampoo, not adamw",
+        ),
+        (
+            "lr: 1e-3",
+            "lr: 1e-3, kind: muon, refresh: 5",
+            "training.optimizer.refresh: 'refresh' is only for kind: shampoo or soap, not muon",
+        ),
+        (
+            "lr: 1e-3",
+            "lr: 1e-3, kind: shampo",
+            "'shampo' is none of: adamw, shampoo, soap, muon; did you mean shampoo?",
+        ),
+        ("lr: 1e-3", "lr: 1e-3, kind: shampoo, graft: sgd", "training.optimizer.graft: 'sgd' is none of: adam, none"),
+        ("heads: 2", "heads: 3", "r.yaml:2:51: model.heads: width 16 is not divisible by heads 3"),
+        ("kind: dense", "kind: moe", "r.yaml:2:15: model.kind: kind: moe needs experts and"),
         ("[python-stdlib]", "[]", "data.paths: at least 1 value is needed"),
         ("[python-stdlib]", "[books]", "data.paths: 'books' is relative, but sites share no current folder"),
         ("name: r", "name: r\nexchange: {windw: 50}", "exchange.windw: unknown key 'windw'; did you mean 'window'?"),
-        ("name: r", "name: r\nexchange: {overlap: 50}", "exchange: overlap 50 must be smaller than window 50"),
+        ("name: r", "name: r\nexchange: {overlap: 50}", "r.yaml:2:21: exchange.overlap: overlap 50 must be"),
+        ("name: r", "name: r\nexchange: {window: 5}", "r.yaml:2:20: exchange.window: overlap 5 must be smaller"),
+        (
+            "hidden: 32",
+            "hidden: 32, vocabulary: 100",
+            "r.yaml:2:78: model.vocabulary: 100 is too small; at least 256",
+        ),
+        ("hidden: 32", "hidden: 32, experts: 4", "model.experts: kind: dense takes neither experts nor active"),
+        ("python-stdlib]", "python-stdlib], limit_bytes: 8", "r.yaml:3:45: data.limit_bytes: 8 bytes hold no whole"),
+        (
+            "lr: 1e-3}",
+            "lr: 1e-3}\n  schedule: {warmup: 11}",
+            "r.yaml:9:22: training.schedule.warmup: a warm-up of 11 steps never ends in a training of 10",
+        ),
+        (
+            "name: r",
+            "name: r\nbudget: {cost: 500}",
+            "r.yaml:2:16: budget.cost: '500' has no unit",
+        ),
+        ("name: r", "name: r\nbudget: {hours: 12}", "r.yaml:2:17: budget.hours: '12' has no unit"),
+        ("name: r", "name: r\nbudget: {hours: 0 h}", "budget.hours: must be at least 1 s"),
         ("name: r", "name: r\nexchange: {late: {deadline: 0 s}}", "exchange.late.deadline: must be at least 1 ms"),
         (
             "name: r",
@@ -185,7 +243,7 @@ def test_a_wrong_profile_names_place_and_cause(tmp_path: Path, old: str, new: st
         (
             "name: r",
             "name: r\nexchange: {codec: int4, block: 1}",
-            "exchange.block: a block of 1 values: it must be 4",
+            "exchange.block: 1 is too small",
         ),
         ("name: r", "name: r\nexchange: {feedback: 1.5}", "exchange.feedback: "),
         ("name: r", "name: r\nrelay: {host: 'a b'}", "relay.host: host 'a b'"),
@@ -286,3 +344,13 @@ def test_every_key_says_what_it_means() -> None:
             for key, item in part["properties"].items():
                 meant = item.get("description") or "$ref" in str(item)
                 assert meant, f"{kind}: {key} has no meaning"
+
+
+def test_a_budget_in_a_recipe_and_on_the_command_line(tmp_path: Path) -> None:
+    value = recipe(tmp_path, RECIPE + "budget: {cost: 500 USD, hours: 12 h}\n").budget
+    assert (value.cost, value.hours) == (500.0, 43200.0)
+    assert not recipe(tmp_path, RECIPE).budget.limited
+    assert parse_budget("24 h") == Budget(hours="24 h")  # type: ignore[arg-type]
+    assert parse_budget("800 USD") == Budget(cost="800 USD")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="--budget '24' is neither a time nor"):
+        parse_budget("24")

@@ -39,6 +39,7 @@ def test_the_sum_of_all_packets_and_the_residual_is_what_was_learnt(
     assert torch.allclose(sent + residual.double(), learnt, rtol=1e-5, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fixed", "bell curve", "heavy tails"])
 @pytest.mark.parametrize("name", ["int8", "int4", "2bit"])
 def test_the_residual_stays_bounded_over_ten_thousand_windows(name: CodecName, kind: str) -> None:

@@ -36,6 +36,7 @@ def quantum(name: str, values: torch.Tensor) -> float:
     return float((np.frombuffer(payload[16:18], dtype="<u2").astype(np.uint32) << 16).view(np.float32)[0])
 
 
+@pytest.mark.slow
 @GRIDS
 def test_unbiased_and_within_one_quantum(name: CodecName) -> None:
     """Over 20,000 keys the mean of every value is its own, |z| < 5; values down to 1/10,000 of the largest."""

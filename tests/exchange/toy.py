@@ -215,16 +215,22 @@ class Cell:
         parameters: Mapping[str, Tensor] | None = None,
         group: ProcessGroup | None = None,
         num_cells: int = 2,
+        model: Callable[[], Mapping[str, Tensor]] = toy_parameters,
+        train: Callable[[Mapping[str, Tensor], int, int], None] = train,
     ) -> None:
         self.relay = relay
+        self.model = model
+        self.train = train
         self.cell = cell
         self.settings = settings or toy_settings()
         self.steps = steps
         self.num_cells = num_cells
         self.journal = journal or MemoryJournal()
         self.transport: Any = transport or MemoryTransport(relay)
-        self.parameters = parameters if parameters is not None else toy_parameters()
+        self.parameters = parameters if parameters is not None else model()
         self.now = 0
+        self.silences: list[int] = []
+        """The last step done before each wait in which the relay did not answer."""
         self.island = Island(
             self.parameters,
             settings=self.settings,
@@ -239,11 +245,12 @@ class Cell:
             transport=self.transport,
             journal=self.journal,
             deadline_grace_s=0.1,
+            on_silence=lambda: self.silences.append(self.now),
         )
 
     def advance(self, until: int) -> Cell:
         while self.now < until:
-            train(self.parameters, self.cell, self.now + 1)
+            self.train(self.parameters, self.cell, self.now + 1)
             self.now = self.island.step(tokens=100 + self.cell)
         return self
 
@@ -277,6 +284,8 @@ class Cell:
             journal=self.journal,
             transport=transport,
             num_cells=self.num_cells,
+            model=self.model,
+            train=self.train,
         )
         if saved is not None:
             again.restore(saved)

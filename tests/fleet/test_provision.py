@@ -24,7 +24,7 @@ from islandctl.config.site import SiteProfile
 from islandctl.errors import PreflightError
 from islandctl.fleet import node_setup, provision
 from islandctl.fleet.connect import connect, this_machine
-from islandctl.fleet.provision import Bundle, make_bundle, prepare
+from islandctl.fleet.provision import SOAP_REQUIREMENT, Bundle, make_bundle, prepare, worker_needs
 from tests.sshd import Sshd, site_profile
 
 LOCAL = this_machine()
@@ -194,6 +194,16 @@ def test_without_torch_on_this_machine_it_says_which_extra_to_install(
         prepare(LOCAL, SiteProfile.model_validate(profile), make_bundle(package))
     assert caught.value.hint.startswith("pip install 'islandctl[worker]'")
     assert "environment.build: true" in caught.value.hint
+
+
+@pytest.mark.usefixtures("light")
+def test_soap_needs_its_package_at_the_sites(package: Path, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True, timeout=60)
+    profile = site(tmp_path, python=f"{tmp_path}/bare/bin/python")
+    with pytest.raises(PreflightError, match=r"lacks what a worker with the optimizer soap needs: pytorch_optimizer"):
+        prepare(LOCAL, profile, make_bundle(package), needs=worker_needs("soap"))
+    prepare(LOCAL, profile, make_bundle(package), needs=worker_needs("shampoo"))
+    assert SOAP_REQUIREMENT in worker_needs("soap").requirements
 
 
 def fake(folder: Path, version: str, torch: str) -> Path:

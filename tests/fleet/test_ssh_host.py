@@ -290,6 +290,18 @@ def test_proxyjump_none_is_no_host(sshd: Start, tmp_path: Path, word: str) -> No
     assert hello(reach(server, name="node.example.com", **settings)) == b"hello\n"
 
 
+def test_what_is_typed_by_hand_goes_the_same_way(sshd: Start, tmp_path: Path) -> None:
+    bastion, server = sshd(), sshd()
+    text = bastion.alias("gate") + server.alias("node", "ProxyJump gate")
+    settings = jump_config(tmp_path, text)
+    gate, node = resolve("node", server.site(hosts=["node"], **settings).ssh)
+    assert f"-F {tmp_path}/config" in node.by_hand
+    assert (gate.by_hand.split()[-1], node.by_hand.split()[-1]) == ("gate", "node")
+    server.known_hosts.write_text("")
+    error = refused(HostKeyError, server, name="node", **settings)
+    assert f"(ssh {node.by_hand})" in error.hint
+
+
 def test_jumps_in_a_circle(sshd: Start, tmp_path: Path) -> None:
     settings = jump_config(tmp_path, "Host a\n  ProxyJump b\nHost b\n  ProxyJump a\n")
     with pytest.raises(ConfigError, match="ProxyJump leads in a circle: a → b → a"):
@@ -330,7 +342,7 @@ def test_an_unknown_key_stops_under_strict(sshd: Start) -> None:
     ).stdout.split()[1]
     assert f"the host key of [127.0.0.1]:{server.port} is unknown: it shows ssh-ed25519 {key}" in error.message
     assert "accept-new" in error.hint
-    assert f"ssh -p {server.port}" in error.hint
+    assert f" -p {server.port} " in error.hint
     assert not (server.folder / "run" / "known_hosts").exists()
 
 

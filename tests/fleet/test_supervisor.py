@@ -6,6 +6,7 @@ import ast
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,10 +18,12 @@ from typing import Any
 
 import pytest
 
+from islandctl.config.budget import BY_BUDGET
 from islandctl.errors import RunError
 from islandctl.fleet import node, supervisor
 from islandctl.fleet.job import RestartPolicy, SupervisorJob, SupervisorState
 from islandctl.fleet.local import LocalHost
+from tests.disk import fill, mounted, needs_mount
 
 SCRIPT = Path(supervisor.__file__)
 HOST = LocalHost()
@@ -110,6 +113,35 @@ def test_restarts_with_backoff_up_to_the_limit(kept: Kept) -> None:
     assert "exit code 3; 3 restarts without progress" in state.reason
     assert kept.log.count("life") == 4
     assert "restart 1 in 0.1 s" in kept.log
+    assert state.last == "exit code 3"
+
+
+def test_every_life_of_the_child_has_a_name(kept: Kept) -> None:
+    pid = kept.start("import os, sys; print('life', os.environ['ISLANDCTL_LIFE']); sys.exit(3)")
+    assert kept.ended().life == f"{pid}.3"
+    assert [line for line in kept.log.splitlines() if line.startswith("life")] == [
+        f"life {pid}.{n}" for n in range(4)
+    ]
+
+
+def test_the_childs_own_words_about_its_last_end_are_kept(kept: Kept) -> None:
+    program = """
+        import json, os, pathlib, sys, time
+        if not pathlib.Path("again").exists():
+            pathlib.Path("again").touch()
+            json.dump({"outcome": "failed", "retry": True, "reason": "disk full"}, open("outcome.json", "w"))
+            sys.exit(1)
+        os.unlink("outcome.json")
+        time.sleep(60)
+    """
+    kept.start(program, outcome=str(kept.root / "outcome.json"))
+    until(lambda: kept.state.restarts == 1 and kept.state.state == "running", "the second life")
+    assert kept.state.last == "disk full"
+    os.kill(kept.state.supervisor_pid or 0, signal.SIGKILL)
+    until(lambda: kept.state.state == "lost", "state lost")
+    assert (kept.state.orphans, kept.state.last) == (True, "disk full")
+    supervisor.end_marked(kept.mark, None, 0.0)
+    assert kept.state.orphans is False
 
 
 @pytest.mark.slow
@@ -418,6 +450,7 @@ def test_after_a_reboot_the_state_is_lost(kept: Kept) -> None:
     node.stop(HOST, kept.folder.as_posix(), 20)
     path = kept.folder / "state.json"
     told = json.loads(path.read_text())
+    (kept.folder / "exit.json").unlink()
     path.write_text(json.dumps({**told, "state": "running", "boot_id": "another", "supervisor_pid": os.getpid()}))
     assert (kept.state.state, kept.state.reason) == ("lost", "the node was rebooted")
     # The same number, but another process than the one that wrote it.
@@ -466,3 +499,60 @@ def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert "usage" in capsys.readouterr().err
     with contextlib.suppress(ValueError):
         assert supervisor.ending(-999) == "killed by signal 999"
+
+
+@needs_mount
+def test_a_full_disk_swallows_neither_the_training_nor_the_last_word(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    program = f"""
+        import os, time
+        open('ready', 'w').write('1')
+        while not os.path.exists({str(go)!r}): time.sleep(0.02)
+        raise SystemExit(3)
+    """
+    with mounted(tmp_path / "disk", 1 << 20) as disk:
+        kept = Kept(disk)
+        kept.start(program)
+        kept.written("ready")
+        filler = fill(disk)
+        go.touch()
+        state = kept.ended()
+        assert (state.outcome, state.code, state.restarts) == ("failed", 3, 3)
+        assert "exit code 3; 3 restarts without progress" in state.reason
+        filler.unlink()
+        kept.start("pass")  # the end that could not be told in full is an end all the same
+        until(lambda: kept.state.outcome == "finished", "the second end")
+        until(lambda: kept.left() == [], "the supervisor has gone")
+
+
+SPENDER = """
+    import os, time
+    spent = os.path.join(os.path.dirname(os.environ['OUTCOME']), 'node-0', 'spent')
+    while not os.path.exists(spent): time.sleep(0.02)
+    open(os.environ['OUTCOME'], 'w').write('{"outcome": "stopped", "retry": false, "reason": "stopped on request"}')
+"""
+
+
+def test_a_budget_is_counted_over_restarts_and_ends_the_job_in_good_order(kept: Kept) -> None:
+    outcome = kept.root / "cell a" / "outcome.json"
+    more = {"env": {"OUTCOME": str(outcome)}, "outcome": str(outcome)}
+    kept.start(SPENDER, budget_s=2.0, **more)
+    state = kept.ended()
+    assert (state.outcome, state.restarts) == ("stopped", 0)
+    assert re.fullmatch(r"stopped by budget: [2-9]\.\d s of 2\.0 s used", state.reason)
+    used = json.loads((kept.folder / "used.json").read_text())["seconds"]
+    (kept.folder / "spent").unlink()
+    outcome.unlink()
+    kept.start(SPENDER, budget_s=used + 2.0, **more)  # a resume with a higher budget: what was used counts
+    assert "stopped by budget" in kept.ended().reason
+    assert used + 2.0 <= json.loads((kept.folder / "used.json").read_text())["seconds"] < used + 10.0
+
+
+def test_a_job_that_does_not_heed_its_budget_is_ended(kept: Kept) -> None:
+    kept.folder.mkdir(parents=True)
+    (kept.folder / "used.json").write_text(json.dumps({"seconds": 3 + supervisor.BUDGET_GRACE_S}))
+    kept.start("import time; time.sleep(600)", budget_s=3.0)
+    state = kept.ended()
+    assert (state.outcome, state.reason) == ("stopped", "stopped by budget: 15.1 min of 3.0 s used")
+    assert supervisor.BY_BUDGET == BY_BUDGET
+    assert supervisor.span(12 * 3600) == "12.0 h"

@@ -12,15 +12,15 @@ from islandctl.planner.parameters import kv_width, parameters
 
 
 def test_dense_by_hand() -> None:
-    model = ModelRecipe(kind="dense", layers=2, width=16, heads=4, kv_heads=2, hidden=24, vocabulary=10)
+    model = ModelRecipe(kind="dense", layers=2, width=16, heads=4, kv_heads=2, hidden=24, vocabulary=256)
     counts = parameters(model)
     assert kv_width(model) == 8
-    assert counts.embedding == counts.head == 160
+    assert counts.embedding == counts.head == 256 * 16
     assert counts.attention == 2 * (16 * 16 + 2 * 16 * 8 + 16 * 16)
     assert counts.norms == 2 * 32 + 16
     assert counts.router == 0
     assert counts.experts == 2 * 3 * 16 * 24
-    assert counts.total == 160 + 1536 + 80 + 2304 + 160
+    assert counts.total == 4096 + 1536 + 80 + 2304 + 4096
     assert counts.active == counts.total - counts.embedding
 
 

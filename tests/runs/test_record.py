@@ -12,6 +12,7 @@ from islandctl.config.paths import RunFolder
 from islandctl.errors import UsageError
 from islandctl.runs import record as records
 from islandctl.runs.files import only_one, write_whole
+from islandctl.runs.record import KeptRecord
 
 from . import builders as make
 
@@ -35,6 +36,30 @@ def test_two_launches_of_one_name() -> None:
         records.create(make.plan(), "demo", launcher_pid=8)
     assert "islandctl status demo" in caught.value.hint
     assert "--run" in caught.value.hint
+
+
+def test_a_launch_that_failed_before_it_had_started_anything_leaves_its_name_free() -> None:
+    first = records.create(make.plan(), "demo", launcher_pid=7)
+    records.change(first, phase="failed", reason="no answer")
+    second = records.create(make.plan(steps=7), "demo", launcher_pid=8)
+    assert records.load("demo") == second
+    assert (second.phase, second.steps) == ("launching", 7)
+    assert second.mark != first.mark
+    assert records.load_plan_of(second).recipe.training.steps == 7
+
+
+def test_a_name_is_kept_by_whatever_may_still_be_of_use() -> None:
+    relay = KeptRecord(name="relay", python="p", code="c", supervisor="s", folder="/r/node-0")
+    first = records.create(make.plan(), "demo", launcher_pid=7)
+    for changes in ({"phase": "failed", "relay": relay}, {"phase": "stopped"}, {"phase": "launching"}):
+        kept = records.change(first, **changes)
+        with pytest.raises(UsageError, match="demo exists"):
+            records.create(make.plan(), "demo", launcher_pid=8)
+        assert records.load("demo") == kept
+    with only_one(RunFolder.of("demo").root / "lock", "islandctl stop demo"):
+        records.change(first, phase="failed")
+        with pytest.raises(UsageError, match="at work"):
+            records.create(make.plan(), "demo", launcher_pid=8)
 
 
 def test_marks_are_unique() -> None:
@@ -116,6 +141,10 @@ def test_write_whole_leaves_nothing_aside(tmp_path: Path) -> None:
 
 def test_one_command_at_a_time(tmp_path: Path) -> None:
     lock = tmp_path / "demo" / "lock"
+    with pytest.raises(UsageError, match="no run called demo"), only_one(lock, "islandctl stop demo"):
+        pass
+    assert not lock.parent.exists()
+    lock.parent.mkdir()
     with (
         only_one(lock, "islandctl stop demo"),
         pytest.raises(UsageError, match=r"islandctl stop demo \(process \d+\) is at work"),

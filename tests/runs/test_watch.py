@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from islandctl.relay.messages import CellStatus
-from islandctl.runs.record import RunRecord
+from islandctl.runs.cells import SILENT_AFTER_S
+from islandctl.runs.record import KeptRecord, RunRecord
 from islandctl.runs.status import Facts, Outcome, RunStatus
-from islandctl.runs.watch import ALIVE_S, SILENT_AFTER_S, combine
+from islandctl.runs.watch import combine
 
 from . import builders as make
 
@@ -117,8 +120,10 @@ def test_lost_after_a_stop_is_stopped() -> None:
 
 
 def test_a_restarting_worker_is_degraded() -> None:
-    view = look(make.facts(make.node(0, make.running(state="backoff", restarts=2, reason="exit code 1"))))
-    assert (view.state, view.cells[0].state, view.cells[0].restarts) == ("degraded", "restarting", 2)
+    view = look(make.facts(make.node(0, make.running(state="backoff", restarts=2, last="exit code 1"))))
+    assert (view.state, view.detail) == ("degraded", "east is restarting: exit code 1")
+    east = view.cells[0]
+    assert (east.state, east.restarts, east.last_end) == ("restarting", 2, "exit code 1")
 
 
 def test_heartbeats_of_an_earlier_attempt_do_not_count() -> None:
@@ -163,29 +168,133 @@ def test_a_launch_that_was_cut_short_is_not_launching_for_ever() -> None:
     assert look(facts, make.record(phase="launching")).state == "launching"
     cut = facts.model_copy(update={"launcher_alive": False})
     view = look(cut, make.record(phase="launching"))
-    assert view.state == "failed"
-    assert "islandctl stop" in view.hint
+    assert (view.state, view.detail) == ("failed", "the launch was cut short: the process that was at it is gone")
+    assert view.hint.startswith("islandctl stop demo clears up what it started")
+    again = look(cut, make.record(phase="launching", attempt=2))
+    assert (again.state, again.hint) == ("failed", "islandctl resume demo begins it again")
+    unknown = look(
+        cut.model_copy(update={"nodes": (make.node(0), make.node(1, absent))}), make.record(phase="launching")
+    )
+    assert (unknown.state, "what runs on east/local is not known" in unknown.detail) == ("unknown", True)
+    some = look(make.facts(launcher_alive=False), make.record(phase="launching"))
+    assert (some.state, some.cells[0].state) == ("degraded", "training")
+    assert some.detail.endswith("is gone; workers run all the same")
 
 
 def test_workers_without_their_supervisor_train_on() -> None:
-    lost = make.node(1, make.running(state="lost"))
+    lost = make.node(1, make.running(state="lost", orphans=True))
     view = look(make.facts(west=lost))
     assert (view.cells[1].state, view.state) == ("training", "degraded")
     assert view.detail == "west/local: the supervisor was killed; the workers train on"
     assert view.hint.startswith("islandctl resume demo")
-    stale = look(make.facts(west=lost, relay=make.relay(age_s=ALIVE_S + 1)))
-    assert stale.cells[1].state == "lost"
     said = lost.model_copy(update={"outcome": Outcome(outcome="finished")})
     done = look(make.facts(east=make.node(0, make.ended("finished")), west=said))
     assert (done.state, done.cells[1].state) == ("finished", "finished")
 
 
-def test_last_words_that_nobody_asked_for_are_no_end() -> None:
-    beats = {0: make.heartbeat(0), 1: make.heartbeat(1, state="stopped", message="stopped by a signal")}
-    view = look(make.facts(relay=make.relay(beats)))
-    assert (view.cells[1].state, view.detail) == ("restarting", "west is restarting: stopped by a signal")
-    asked = look(make.facts(relay=make.relay(beats)), make.record(phase="stopping"))
-    assert asked.cells[1].state == "stopped"
+def test_a_fresh_heartbeat_is_no_life_where_no_process_is() -> None:
+    gone = make.running(state="lost", orphans=False)
+    view = look(make.facts(make.node(0, gone), make.node(1, gone)))
+    assert ({cell.state for cell in view.cells}, view.state) == ({"lost"}, "failed")
+    assert view.hint == "islandctl resume demo"
+
+
+@pytest.mark.parametrize("word", ["stopped", "failed"])
+@pytest.mark.parametrize("phase", ["launched", "stopping"])
+def test_last_words_are_no_end_before_the_supervisor_says_so(word: str, phase: str) -> None:
+    beats = {0: make.heartbeat(0), 1: make.heartbeat(1, state=word, message="a signal came")}
+    facts = make.facts(
+        relay=make.relay(beats), at_work="islandctl stop demo (process 7)" if phase != "launched" else ""
+    )
+    view = look(facts, make.record(phase=phase, reason="stopped by hand"))
+    west = view.cells[1]
+    assert (west.state, west.detail) == ("ending", "its workers have ended (a signal came); its supervisor decides")
+    assert view.state == ("degraded" if phase == "launched" else "running")
+    away = make.node(1, trouble="no answer")
+    assert look(make.facts(west=away, relay=make.relay(beats))).cells[1].state == "ending"
+
+
+@pytest.mark.parametrize("word", ["stopped", "training", "waiting", "finished"])
+def test_what_an_earlier_life_said_is_over(word: str) -> None:
+    def west(**state: Any) -> RunStatus:
+        old = make.heartbeat(1, state=word, life="7.0")
+        return look(
+            make.facts(west=make.node(1, make.running(**state)), relay=make.relay({0: make.heartbeat(0), 1: old}))
+        )
+
+    again = west(supervisor_pid=7, restarts=1, last="killed by SIGKILL")
+    assert (again.cells[1].state, again.cells[1].step, again.state) == ("restarting", 40, "degraded")
+    assert again.detail == "west is restarting: killed by SIGKILL"
+    resumed = west(supervisor_pid=8)
+    assert (resumed.cells[1].state, resumed.state, resumed.step) == ("starting", "running", 40)
+    assert resumed.detail == "the workers of west are starting"
+    assert west(supervisor_pid=7, state="starting").cells[1].state == "starting"
+    assert west(supervisor_pid=7).cells[1].state != "starting"
+
+
+def test_a_word_without_figures_gets_those_of_the_files() -> None:
+    filed = make.heartbeat(1, step=47, life="7.0", rounds_applied=5)
+    bare = make.heartbeat(1, state="starting", step=0, tokens=0, bits_per_byte=(), life="7.1", rounds_applied=0)
+    back = make.node(1, make.running(supervisor_pid=7, restarts=1), heartbeat=filed)
+    west = look(make.facts(west=back, relay=make.relay({0: make.heartbeat(0), 1: bare}))).cells[1]
+    assert (west.state, west.step, west.rounds_sent, west.source) == ("starting", 47, 5, "relay")
+    assert west.bits_per_byte[-1] == (40, 3.5)
+    fresh = look(make.facts(west=back, relay=make.relay({0: make.heartbeat(0)})))
+    assert (fresh.cells[1].state, fresh.cells[1].step, fresh.step) == ("restarting", 47, 40)
+
+
+def test_a_command_at_work_is_told_and_none_is_hinted_at() -> None:
+    cells = {"east": make.node(0, make.ended("stopped")), "west": make.node(1, make.ended("stopped"))}
+    stopped = look(make.facts(**cells), make.record(phase="stopped"))
+    assert (stopped.state, stopped.hint) == ("stopped", "islandctl resume demo")
+    resuming = make.facts(**cells, at_work="islandctl resume demo (process 7)")
+    view = look(resuming, make.record(phase="stopped"))
+    assert (view.state, view.detail, view.hint) == ("launching", "islandctl resume demo (process 7) is at work", "")
+
+
+def test_a_stop_that_was_cut_short() -> None:
+    view = look(make.facts(), make.record(phase="stopping"))
+    assert (view.state, view.hint) == ("degraded", "islandctl stop demo")
+    held = make.facts(west=make.node(1, make.ended("stopped")), at_work="islandctl stop demo (process 7)")
+    view = look(held, make.record(phase="stopping", reason="stopped by hand"))
+    assert (view.state, view.detail) == ("running", "stopped by hand")
+
+
+def test_how_the_relay_came_to_its_end() -> None:
+    relay = KeptRecord(name="relay", python="python", code="/code", supervisor="/s.py", folder="/relay/node-0")
+
+    def of(state: Any) -> tuple[str, str]:
+        view = look(
+            make.facts(relay=None, relay_trouble="refused", relay_state=state), make.record(relay=relay)
+        ).relay
+        return view.state, view.detail
+
+    assert of(make.ended("stopped", reason="asked to stop")) == ("ended", "")
+    assert of(make.ended("stopped", reason="its supervisor was lost")) == ("ended", "its supervisor was lost")
+    assert of(make.running(state="lost", reason="the supervisor was killed")) == ("lost", "the supervisor was killed")
+    assert of(make.running()) == ("unreachable", "refused")
+
+
+def test_cells_that_start_without_a_relay_are_not_said_to_train() -> None:
+    view = look(make.facts(relay=None, relay_trouble="refused"))
+    assert (view.state, view.detail) == ("degraded", "the relay does not answer: refused")
+
+
+def test_cells_that_stand_still_without_a_relay_are_not_said_to_train() -> None:
+    silent = {"state": "waiting", "tokens_per_s": 0.0, "message": "waits: the relay does not answer"}
+    view = look(
+        make.facts(
+            make.node(0, make.running(), heartbeat=make.heartbeat(0, **silent)),
+            make.node(1, make.running(), heartbeat=make.heartbeat(1, **silent)),
+            relay=None,
+            relay_trouble="refused",
+        )
+    )
+    names = ", ".join(cell.name for cell in view.cells)
+    assert view.detail == (
+        f"the relay does not answer; standing still until it does, at most for late.relay_away: {names}: refused"
+    )
+    assert view.eta_s is None
 
 
 def test_what_never_began() -> None:
@@ -211,3 +320,12 @@ def test_a_run_is_finished_when_its_processes_are_gone() -> None:
     seen = look(make.facts(relay=make.relay(said)))
     assert seen.state == "running"
     assert "the last processes end" in seen.detail
+
+
+def test_a_run_that_its_budget_stopped_says_so_and_how_to_go_on() -> None:
+    reason = "stopped by budget: 12.0 h of 12.0 h used"
+    first = make.node(0, make.ended("stopped").model_copy(update={"reason": reason}))
+    view = look(make.facts(first, make.node(1, make.ended("stopped"))))
+    assert (view.state, view.detail) == ("stopped", reason)
+    assert view.hint.startswith("islandctl resume ")
+    assert "--budget" in view.hint

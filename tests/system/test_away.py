@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,7 +62,12 @@ def test_the_others_wait_until_it_is_mended(machine: Machine) -> None:
     gone = machine.until("away", lambda seen: seen["cells"][1]["state"] == "lost")
     assert gone["state"] == "degraded"
     assert gone["hint"] == "islandctl resume away starts again what has ended"
-    waits = machine.until("away", lambda seen: seen["relay"]["rounds_empty"] and seen["relay"]["rounds_open"] == 1)
+
+    def stands(seen: dict[str, Any]) -> bool:
+        relay = seen["relay"]  # the round is open for good, and the overlap's steps are trained
+        return bool(relay["rounds_empty"]) and relay["rounds_open"] == 1 and seen["cells"][0]["state"] == "waiting"
+
+    waits = machine.until("away", stands)
     still = machine.status("away")
     assert steps_of(still)[0] == steps_of(waits)[0] < STEPS
     assert still["cells"][0]["state"] == "waiting"

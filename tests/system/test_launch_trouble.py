@@ -87,7 +87,31 @@ def test_a_node_that_is_not_fit(machine: Machine, small_disk: Path) -> None:
     assert shown.returncode == 0
     assert shown.stdout.startswith("no-torch  failed  west/local: ")
     assert "lacks what a worker needs" in shown.stdout
-    assert "launch again under another name (--run)" in shown.stdout
+    assert "mend the cause, then launch again" in shown.stdout
+    assert "remove no-torch" not in shown.stdout  # nothing was started: the name is free
+    assert "islandctl remove no-port frees its name" in machine.islandctl("status", "no-port").stdout
+    removed = machine.islandctl("remove", "no-port")
+    assert (removed.returncode, removed.stdout) == (0, f"removed: this machine: {machine.runs / 'no-port'}\n")
+    assert machine.islandctl("status", "no-port").returncode == 2
+
+
+def test_a_host_that_does_not_exist(machine: Machine) -> None:
+    machine.site("west", scheduler="ssh", hosts=["nowhere.invalid"])
+    for _ in range(2):  # the name is free again each time
+        done = machine.launch(50, "lost", "--detach")
+        assert done.returncode == 5, done.stderr
+        assert done.stderr.count("nowhere.invalid: ") == 1, done.stderr
+        assert "unknown:" not in done.stderr
+        assert done.stderr.count("nothing of lost is left on this machine\n") == 1
+    stopped = machine.islandctl("stop", "lost")
+    assert (stopped.returncode, stopped.stdout) == (0, "nothing of lost is left on this machine\n")
+
+    machine.site("west")
+    machine.changes = {"relay": {"host": "hub.invalid"}}
+    done = machine.launch(50, "lost", "--detach")
+    assert done.returncode == 5, done.stderr
+    assert f"error: {machine.root / 'tiny.yaml'}: relay.host: relay/hub.invalid: " in done.stderr
+    assert machine.islandctl("remove", "lost").returncode == 0
 
 
 def test_two_launches_of_one_name(machine: Machine) -> None:
@@ -127,8 +151,9 @@ def test_the_launching_process_is_killed(machine: Machine, moment: str) -> None:
     assert second.returncode == 2
     assert "a run called cut exists already" in second.stderr
     status = machine.status("cut")
-    assert (status["state"], status["detail"]) == ("failed", "the launch was cut short")
-    assert status["hint"] == "islandctl stop cut clears up what it started"
+    gone = "the launch was cut short: the process that was at it is gone"
+    assert (status["state"], status["detail"]) == ("failed", gone)
+    assert status["hint"].startswith("islandctl stop cut clears up what it started")
     resumed = machine.islandctl("resume", "cut")
     assert resumed.returncode == 2
     assert "cut: its launch never got to the workers" in resumed.stderr
@@ -138,7 +163,7 @@ def test_the_launching_process_is_killed(machine: Machine, moment: str) -> None:
     assert machine.processes("cut") == {}
     status = machine.status("cut")
     assert (status["state"], status["detail"]) == ("failed", "the launch was cut short")
-    assert "launch again under another name" in status["hint"]
+    assert status["hint"].startswith("mend the cause, then launch again")
     assert machine.islandctl("resume", "cut").returncode == 2
 
 
@@ -156,5 +181,9 @@ def test_the_following_process_is_killed(machine: Machine) -> None:
     assert "alone has finished: there is nothing left to do" in again.stderr
     stopped = machine.islandctl("stop", "alone")
     assert stopped.returncode == 0, stopped.stdout
+    assert "alone has finished" in stopped.stdout
+    assert "resume" not in stopped.stdout
+    (only,) = json.loads(machine.islandctl("runs", "--json").stdout)
+    assert (only["phase"], only["reason"]) == ("stopped", "finished")
     assert machine.processes("alone") == {}
     assert machine.status("alone")["hint"] == ""

@@ -39,6 +39,8 @@ def test_a_run_from_launch_to_end(machine: Machine) -> None:
     assert east[-1][1] < east[0][1] - 1.0
     assert east[-1] == west[-1]
     assert status["joint_checkpoint"]["step"] == 60
+    looks = machine.islandctl("status", "whole", "--watch", "--json").stdout.splitlines()
+    assert [json.loads(look)["state"] for look in looks] == ["finished"]
 
     stopped = machine.islandctl("stop", "whole", "--json")
     assert stopped.returncode == 0, stopped.stdout
@@ -51,7 +53,7 @@ def test_a_run_from_launch_to_end(machine: Machine) -> None:
     assert "a run called whole exists already" in again.stderr
 
     shown = machine.islandctl("checkpoints", "whole", "--json")
-    assert [row["step"] for row in json.loads(shown.stdout)["rows"] if row["joint"]] == [40, 60]
+    assert [row["step"] for row in json.loads(shown.stdout)["rows"] if row["resumable"]] == [40, 60]
     listed = machine.islandctl("runs", "--json")
     assert [run["run"] for run in json.loads(listed.stdout)] == ["whole"]
     west = ("logs", "whole", "--site", "west", "--rank", "0")
@@ -59,3 +61,22 @@ def test_a_run_from_launch_to_end(machine: Machine) -> None:
     assert lines
     assert all(line.startswith("west/rank-0 | ") for line in lines)
     assert machine.islandctl(*west, "--tail", "2").stdout.splitlines() == lines[-2:]
+
+
+def test_a_budget_ends_all_cells_at_one_step_and_a_higher_one_goes_on(machine: Machine) -> None:
+    machine.changes = {"budget": {"hours": "12 s"}, "checkpoint": {"every": 1000}}
+    ended = machine.launch(3000, "dear")
+    assert ended.returncode == 6, ended.stderr
+    status = machine.status("dear")
+    assert status["state"] == "stopped"
+    assert status["detail"].startswith("stopped by budget: ")
+    east, west = steps_of(status)
+    assert east == west == status["joint_checkpoint"]["step"] > 0
+    again = machine.islandctl("resume", "dear")
+    assert again.returncode == 6
+    assert "its budget is used up" in again.stderr
+    assert "islandctl resume dear --budget" in again.stderr
+    more = machine.islandctl("resume", "dear", "--budget", "40 s")
+    assert more.returncode == 6, more.stderr
+    assert steps_of(machine.status("dear"))[0] > east
+    assert machine.processes("dear") == {}

@@ -47,8 +47,8 @@ def test_part_by_part_and_then_everything(machine: Machine) -> None:
 
     # the relay with its supervisor, as after a restart of the controller
     kill([*machine.find("hurt", "supervisor.py", "/relay/node-0"), *machine.find("hurt", "-m islandctl.relay")])
-    told = "the relay does not answer; the cells train on"
-    seen = machine.until("hurt", lambda seen: seen["relay"]["state"] == "ended" and seen["detail"].startswith(told))
+    told = "the relay does not answer; standing still until it does, at most for late.relay_away: "
+    seen = machine.until("hurt", lambda seen: seen["relay"]["state"] == "lost" and seen["detail"].startswith(told))
     assert seen["state"] == "degraded"
     assert seen["hint"] == "islandctl resume hurt starts again what has ended"
     mended = machine.islandctl("resume", "hurt", "--detach")

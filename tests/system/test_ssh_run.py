@@ -89,6 +89,10 @@ def test_a_run_over_ssh(far: Far) -> None:
     assert blind.returncode == 5
     assert "unknown: west/isle-west-1: " in blind.stdout
     assert "nothing of far is left on this machine" in blind.stdout
+    unproven = machine.islandctl("remove", "far")
+    assert unproven.returncode == 5
+    assert "nothing proves that far has ended everywhere: west/isle-west-1: " in unproven.stderr
+    assert "islandctl remove far --forget" in unproven.stderr
 
     west.start()
     again = machine.islandctl("stop", "far", "--deadline", "0")
@@ -106,6 +110,16 @@ def test_a_run_over_ssh(far: Far) -> None:
     third = machine.islandctl("stop", "far")
     assert third.returncode == 0
     assert "nothing of far is left" in third.stdout
+
+    folders = [machine.cell("far", name) for name in ("east", "west")]
+    held = [sorted(folder.glob("checkpoints/step-*")) for folder in folders]
+    assert any(held)
+    removed = machine.islandctl("remove", "far")
+    assert removed.returncode == 0, removed.stderr
+    assert f"removed: west/isle-west-1: {folders[1]}\n" in removed.stdout
+    assert [sorted(folder.glob("*/step-*")) for folder in folders] == held
+    assert {path.name for folder in folders if folder.exists() for path in folder.iterdir()} == {"checkpoints"}
+    assert machine.islandctl("status", "far").returncode == 2
 
 
 def test_trouble_on_the_way_to_a_node(far: Far) -> None:

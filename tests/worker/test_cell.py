@@ -62,11 +62,6 @@ def test_a_loss_that_is_no_number_stops_before_the_weights_are_touched(tmp_path:
     assert torch.equal(cell.parameters["norm.weight"], before)
 
 
-def test_a_vocabulary_without_room_for_bytes_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"model\.vocabulary: 128"):
-        made(tmp_path, model={"vocabulary": 128})
-
-
 def test_fewer_sequences_than_ranks_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"training\.batch: 4 sequences cannot be shared by 5 ranks"):
         made(tmp_path, ranks=Ranks(0, 5, torch.device("cpu")))

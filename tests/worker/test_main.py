@@ -1,7 +1,7 @@
 """Whole workers, as processes: they end well, and come back exactly after any end."""
 
 import random
-import resource
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from islandctl.ledger.entries import Checkpoint, Stop
+from tests.disk import files_at_most, fill, mounted, needs_mount
 
 from .rehearsal import Cell, Run, recipe, same, until, write_text
 
@@ -103,14 +104,24 @@ def test_two_ranks_train_as_one_would_and_come_back_too(straight: Cell, begin: B
     assert equal(again, cell)
 
 
+def test_two_ranks_with_shampoo_come_back_bit_for_bit(straight: Cell, begin: Begin, text: Path) -> None:
+    plan = recipe(text, training={"optimizer": {"kind": "shampoo", "lr": 3e-3, "refresh": 4}})
+    cell, again = (begin(plan, ranks=(2,)).cells[0] for _ in range(2))
+    assert cell.run()["outcome"] == "finished"
+    assert cell.curve()[24] < cell.curve()[0] - 3
+    assert cell.losses() != straight.losses()
+
+    again.start()
+    until(lambda: again.step() >= 8, "step 8")
+    again.kill()
+    assert again.run()["outcome"] == "finished"
+    assert equal(again, cell)
+
+
 def test_where_the_disk_is_full_training_goes_on(straight: Cell, begin: Begin, text: Path) -> None:
     cell = begin(recipe(text)).cells[0]
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))  # children inherit it
-    try:
+    with files_at_most(100_000):  # children inherit it
         outcome = cell.run()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert (outcome["outcome"], outcome["step"], outcome["retry"]) == ("failed", 24, False)
     assert "all 24 steps are done, but no checkpoint" in outcome["reason"]
     assert "free space" in outcome["hint"]
@@ -128,6 +139,36 @@ def test_wrong_data_is_told_in_one_line_and_not_repeated(begin: Begin, tmp_path:
     assert str(tmp_path / "missing") in outcome["reason"]
     assert "\n" not in outcome["reason"]
     assert outcome["hint"]
+    log = (cell.folder / "node-0" / "logs" / "rank-0.log").read_text().splitlines()
+    assert "Traceback" not in "".join(log)
+    assert log[-2].endswith(f"ERROR failed: {outcome['reason']}")
+    assert log[-1].endswith(f"INFO hint: {outcome['hint']}")
+
+
+@needs_mount
+def test_a_full_disk_ends_neither_the_training_nor_the_rounds(begin: Begin, text: Path, tmp_path: Path) -> None:
+    """Every round is journaled before it is applied, and the reason of the end is told on the full disk itself."""
+    run = begin(recipe(text, exchange={"mode": "two-site"}, training={"steps": 40}), ranks=(1, 1), relay=True)
+    hurt, other = run.cells
+    with mounted(tmp_path / "disk", 4 << 20) as disk:
+        shutil.copytree(hurt.folder, disk / "cell")
+        shutil.rmtree(hurt.folder)
+        hurt.folder.symlink_to(disk / "cell")
+        old = b"".join(b'{"attempt":9,"fragment":0,"seq":0,"step":0,"window":%d}\n' % window for window in range(67))
+        assert 3700 < len(old) < 3900  # a few rounds more, and the journal needs a block that there is not
+        (disk / "cell" / "journal.jsonl").write_bytes(old)
+        for cell in run.cells:
+            cell.start()
+        until(lambda: hurt.step() >= 8, "step 8")
+        fill(disk)
+        assert hurt.wait() == 1
+        outcome = hurt.outcome()
+        assert (outcome["outcome"], outcome["step"], outcome["retry"]) == ("failed", 40, False)
+        assert "all 40 steps are done, but no checkpoint" in outcome["reason"]
+        assert "No space left on device" in outcome["reason"]
+        assert other.wait() == 0, other.log()
+        assert other.lines("exchange")[-1]["rounds_applied"] == 12
+        hurt.folder.unlink()
 
 
 def test_two_cells_survive_kills_of_cell_and_relay_a_stop_and_a_resume(begin: Begin, text: Path) -> None:

@@ -1,12 +1,10 @@
 """metrics.jsonl: whole lines, also after a kill."""
 
 import json
-import os
 from pathlib import Path
 
-import pytest
-
 from islandctl.worker.metrics import Metrics
+from tests.disk import files_at_most
 
 
 def test_lines_are_appended_with_kind_attempt_and_step(tmp_path: Path) -> None:
@@ -28,18 +26,23 @@ def test_half_a_line_left_by_a_kill_is_dropped(tmp_path: Path) -> None:
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
 
 
-def test_a_full_disk_loses_the_line_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_a_full_disk_cut_is_dropped_at_once_and_the_next_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     metrics = Metrics(path, 1)
     metrics.write("train", 1)
-    write = os.write
+    with files_at_most(path.stat().st_size + 10):
+        metrics.write("train", 2)
+        metrics.write("train", 3)
+    metrics.write("train", 4)
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 4]
+    metrics.close()
 
-    def half(file: int, content: bytes) -> int:
-        write(file, content[:10])
-        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "write", half)
+def test_a_file_that_cannot_be_made_yet_is_made_later(tmp_path: Path) -> None:
+    path = tmp_path / "away" / "metrics.jsonl"
+    metrics = Metrics(path, 1)
+    metrics.write("train", 1)
+    path.parent.mkdir()
     metrics.write("train", 2)
-    monkeypatch.undo()
-    metrics.write("train", 3)
-    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 3]
+    metrics.close()
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [2]

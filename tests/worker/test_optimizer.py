@@ -8,31 +8,33 @@ from islandctl.config.recipe import Optimizer, Schedule, Training
 from islandctl.worker.optimizer import InnerOptimizer, learning_rate
 
 
-def training(**optimizer: object) -> Training:
+def training(*, steps: int = 10, schedule: Schedule | None = None, **optimizer: object) -> Training:
     return Training(
-        steps=10,
+        steps=steps,
         batch=1,
         sequence=8,
-        optimizer=Optimizer(lr=0.1, **optimizer),  # type: ignore[arg-type]
-        schedule=Schedule(warmup=0, decay="none"),
+        optimizer=Optimizer(**{"lr": 0.1, **optimizer}),  # type: ignore[arg-type]
+        schedule=schedule or Schedule(warmup=0, decay="none"),
     )
 
 
 @pytest.mark.parametrize(("decay", "middle"), [("cosine", 0.55), ("linear", 0.55), ("none", 1.0)])
 def test_the_rate_rises_and_falls(decay: str, middle: float) -> None:
     def rate(step: int) -> float:
-        return learning_rate(step, steps=110, peak=1.0, schedule=schedule)
+        return learning_rate(step, plan)
 
     schedule = Schedule(warmup=10, decay=decay, final=0.1)  # type: ignore[arg-type]
+    plan = training(steps=110, schedule=schedule, lr=1.0)
     assert rate(0) == pytest.approx(0.1)
     assert rate(9) == rate(10) == 1.0
     assert rate(60) == pytest.approx(middle)
     assert rate(110) == pytest.approx(0.1 if decay != "none" else 1.0)
 
 
-def test_a_warmup_longer_than_the_run_is_no_fault() -> None:
-    schedule = Schedule(warmup=100)
-    assert learning_rate(5, steps=10, peak=1.0, schedule=schedule) == pytest.approx(0.06)
+def test_a_warmup_left_out_ends_within_a_short_run() -> None:
+    short, long = training(schedule=Schedule(), lr=1.0), training(steps=1000, schedule=Schedule(), lr=1.0)
+    assert [learning_rate(step, short) for step in (4, 9)] == pytest.approx([0.5, 1.0])
+    assert [learning_rate(step, long) for step in (4, 99)] == pytest.approx([0.05, 1.0])
 
 
 def test_only_matrices_decay() -> None:

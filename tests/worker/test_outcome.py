@@ -13,7 +13,8 @@ from islandctl.errors import (
     RelayError,
     UnreachableError,
 )
-from islandctl.worker.outcome import NotFiniteError, Outcome, write_outcome
+from islandctl.worker.outcome import NotFiniteError, Outcome, release_outcome, reserve_outcome, write_outcome
+from tests.disk import fill, mounted, needs_mount
 
 
 @pytest.mark.parametrize(
@@ -65,3 +66,16 @@ def test_the_first_word_stands_and_nothing_else_is_left(tmp_path: Path) -> None:
 def test_a_disk_that_takes_no_outcome_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_outcome(tmp_path / "missing" / "outcome.json", Outcome.ended("finished", "", step=1))
     assert "cannot write" in caplog.text
+
+
+@needs_mount
+def test_a_disk_that_has_filled_up_takes_the_last_word_that_was_provided_for(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", 1 << 20) as disk:
+        path = disk / "outcome.json"
+        reserve_outcome(path, 0)
+        reserve_outcome(path, 1)
+        fill(disk)
+        write_outcome(path, Outcome.of(ConfigError("ü" * 5000, hint="do"), step=3, rank=1))
+        release_outcome(path, 0)
+        assert Outcome.model_validate_json(path.read_bytes()).reason == "ü" * 2000
+        assert sorted(each.name for each in disk.iterdir()) == ["filler", "outcome.json"]

@@ -150,3 +150,18 @@ def test_registered_means_this_cell_and_this_manifest(relay: InProcessRelay, tmp
     relay.transport(1).register_checkpoint(10, "hash-10", (0,), 1)
     assert not registered(relay.archive.ledger, saved, 0)
     assert registered(relay.archive.ledger, saved, 1)
+
+
+def test_a_spent_budget_stops_all_cells_through_the_relay_and_a_cell_alone_by_itself(
+    link: Flaky, relay: InProcessRelay, tmp_path: Path
+) -> None:
+    spent = threading.Event()
+    one = Reporter(link, BEAT, num_cells=2, checkpoints=tmp_path, keep=1, spent=spent.is_set)
+    alone = Reporter(None, BEAT, num_cells=1, checkpoints=tmp_path, keep=1, spent=spent.is_set)
+    assert (one.stop_heard, alone.stop_heard) == (False, False)
+    spent.set()
+    until(lambda: one.stop_heard and alone.stop_heard, "the stop")
+    stops = [entry for entry in relay.transport(1).entries(-1, 0.0) if entry.kind == "stop"]
+    assert [stop.reason for stop in stops] == ["stopped by budget"]
+    for each in (one, alone):
+        each.close(wait_s=0.0)

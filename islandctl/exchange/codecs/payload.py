@@ -11,8 +11,9 @@ from torch import Tensor
 
 from islandctl.config.codec import body_bytes
 from islandctl.errors import ExchangeError
-from islandctl.exchange.codecs.base import Codec, Floats, NotFiniteError, Writer
+from islandctl.exchange.codecs.base import Codec, Floats, NotFiniteError, Octets, Writer
 from islandctl.exchange.codecs.bits import Key
+from islandctl.exchange.codecs.grid import Grid
 from islandctl.exchange.codecs.registry import codec_numbered
 
 MAGIC = b"ISLC"
@@ -25,12 +26,14 @@ def encode(codec: Codec, values: Tensor, key: Key) -> bytes:
 
     Args:
         codec: how to write them.
-        values: fp32, one dimension, on the CPU.
+        values: fp32, one dimension. On an accelerator int4 is encoded there, with random bits of its own.
         key: what the random bits depend on.
 
     Raises:
         ExchangeError: a value is not finite.
     """
+    if values.is_cuda and _is_fused(codec):
+        return _encode_there(codec, values, key)
     array = _floats(values)
     buffer, write = _begin(codec, len(array), key)
     try:
@@ -38,6 +41,7 @@ def encode(codec: Codec, values: Tensor, key: Key) -> bytes:
             write(start, array[start : start + codec.tile], None)
     except NotFiniteError as error:
         raise _refusal(key) from error
+    del write  # while it can still write, the buffer would give out a copy
     return buffer.getvalue()
 
 
@@ -48,8 +52,8 @@ def encode_with_feedback(
 
     Args:
         codec: how to write them.
-        delta: the pseudo-gradient, fp32, one dimension, on the CPU.
-        residual: what earlier packets have left out, of the same length.
+        delta: the pseudo-gradient, fp32, one dimension.
+        residual: what earlier packets have left out, of the same length, on the same device.
         beta: β, the share of the residual that is sent.
         key: what the random bits depend on.
         decoded: takes what a reader of the payload will find; may be ``delta`` itself.
@@ -60,10 +64,14 @@ def encode_with_feedback(
     Raises:
         ExchangeError: a value is not finite; ``residual`` is as it was.
     """
+    if delta.is_cuda:
+        vector_there = torch.add(delta, residual.mul(beta))
+        payload = encode(codec, vector_there, key)
+        found_there = decode(payload, torch.empty_like(delta) if decoded is None else decoded)
+        return payload, torch.sub(vector_there, found_there)
     d, e = _floats(delta), _floats(residual)
     buffer, write = _begin(codec, len(d), key)
-    left = torch.empty(len(d), dtype=torch.float32)
-    left_array: Floats = left.numpy()
+    left = np.empty(len(d), dtype=np.float32)  # numpy's, as it asks the kernel for large pages
     told: Floats | None = None if decoded is None else decoded.numpy()
     vector, room = (np.empty(min(codec.tile, len(d)), dtype=np.float32) for _ in range(2))
     share = np.float32(beta)
@@ -78,18 +86,19 @@ def encode_with_feedback(
                 np.add(d[tile], v, out=v)
             found = room[: len(v)] if told is None else told[tile]
             write(start, v, found)
-            np.subtract(v, found, out=left_array[tile])
+            np.subtract(v, found, out=left[tile])
     except NotFiniteError as error:
         raise _refusal(key) from error
-    return buffer.getvalue(), left
+    del write  # as in ``encode``
+    return buffer.getvalue(), torch.from_numpy(left)
 
 
 def decode(payload: bytes | memoryview, out: Tensor | None = None) -> Tensor:
-    """What ``encode`` wrote, as a fp32 tensor of one dimension on the CPU.
+    """What ``encode`` wrote, as a fp32 tensor of one dimension, on the CPU unless ``out`` is elsewhere.
 
     Args:
         payload: header and body.
-        out: takes the values, if given; fp32, of their number, on the CPU.
+        out: takes the values, if given; fp32, of their number.
 
     Raises:
         ExchangeError: not a payload of this format, cut short, or with values that are not finite.
@@ -108,18 +117,22 @@ def decode(payload: bytes | memoryview, out: Tensor | None = None) -> Tensor:
     if len(body) != body_bytes(codec.name, block, count):
         raise ExchangeError(f"damaged {codec.name} payload: {len(body)} bytes for {count} values")
     if out is None:
-        out = torch.empty(count, dtype=torch.float32)
+        out = torch.from_numpy(np.empty(count, dtype=np.float32))
     elif len(out) != count:
         raise ExchangeError(f"{count} values do not fit a room for {len(out)}")
+    room = torch.empty(count, dtype=torch.float32) if out.is_cuda and not _is_fused(codec) else out
     try:
-        codec.read(body, out.numpy())
+        if room.is_cuda:
+            _decode_there(codec, body, room)
+        else:
+            codec.read(body, room.numpy())
     except NotFiniteError as error:
         raise ExchangeError(f"damaged {codec.name} payload: {error}") from error
-    return out
+    return out if room is out else out.copy_(room)
 
 
 def _begin(codec: Codec, count: int, key: Key) -> tuple[BytesIO, Writer]:
-    """A payload with its header, and the writer of its body. The buffer gives its bytes away without a copy."""
+    """A payload with its header, and the writer of its body. The buffer gives its bytes away uncopied."""
     header = _HEADER.pack(MAGIC, FORMAT, codec.number, codec.block, count)
     buffer = BytesIO(bytes(len(header) + body_bytes(codec.name, codec.block, count)))
     room = np.frombuffer(buffer.getbuffer(), dtype=np.uint8)
@@ -127,8 +140,32 @@ def _begin(codec: Codec, count: int, key: Key) -> tuple[BytesIO, Writer]:
     return buffer, codec.writer(count, room[len(header) :], key)
 
 
+def _is_fused(codec: Codec) -> bool:
+    """Whether an accelerator has a kernel for it."""
+    return codec.name == "int4" and codec.block % 2 == 0
+
+
+def _encode_there(codec: Codec, values: Tensor, key: Key) -> bytes:
+    from islandctl.exchange.codecs.fused import encode_body  # Triton is only where an accelerator is
+
+    if not torch.isfinite(values).all():
+        raise _refusal(key)
+    values = values.detach().contiguous()
+    body = encode_body(values, codec.block, key, stochastic=isinstance(codec, Grid) and codec.stochastic)
+    header = _HEADER.pack(MAGIC, FORMAT, codec.number, codec.block, len(values))
+    return header + body.cpu().numpy().tobytes()
+
+
+def _decode_there(codec: Codec, body: Octets, out: Tensor) -> None:
+    from islandctl.exchange.codecs.fused import decode_body
+
+    decode_body(torch.from_numpy(body.copy()).to(out.device), codec.block, out)
+    if not torch.isfinite(out).all():
+        raise NotFiniteError("a scale is not finite")
+
+
 def _floats(values: Tensor) -> Floats:
-    return np.ascontiguousarray(values.detach().numpy(), dtype=np.float32)
+    return np.ascontiguousarray(values.detach().cpu().numpy(), dtype=np.float32)
 
 
 def _refusal(key: Key) -> ExchangeError:

@@ -58,7 +58,7 @@ class Shampoo(torch.optim.Optimizer):
             dimensions are no matrix.
 
     Raises:
-        ValueError: a parameter that is neither float32 nor float64.
+        ValueError: a parameter that is neither float32 nor float64, or an unknown ``graft``.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Shampoo(torch.optim.Optimizer):
         damping: float = 1e-6,
         weight_decay: float = 0.0,
         block: int = 1024,
-        refresh: int = 20,
+        refresh: int = 10,
         graft: str = "adam",
         precondition: bool = True,
         batch_dims: int = 0,
@@ -86,6 +86,8 @@ class Shampoo(torch.optim.Optimizer):
         self._stacks: list[Stack] = []
         self._views: dict[Tensor, dict[str, Tensor]] = {}
         for index, group in enumerate(self.param_groups):
+            if group["graft"] not in ("adam", "none"):
+                raise ValueError(f"graft is 'adam' or 'none', not '{group['graft']}'")
             for parameter in group["params"]:
                 if parameter.dtype not in (torch.float32, torch.float64):
                     raise ValueError(f"Shampoo needs float32 or float64 parameters, not {parameter.dtype}")

@@ -35,8 +35,7 @@ class Soap:
         except ImportError as error:
             raise ConfigError(
                 "training.optimizer.kind: soap needs the package pytorch-optimizer, which is not installed here",
-                hint="add pytorch-optimizer>=4.1 to environment.packages in the site profile, "
-                "or pip install 'islandctl[soap]' where build is false",
+                hint="pip install 'islandctl[soap]' into the workers' environment; launch builds one that has it",
             ) from error
         self.matrices = Matrices(parameters)
         self.soap: torch.optim.Optimizer = SOAP(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from islandctl.config.recipe import Schedule
+from islandctl.config.recipe import Optimizer, Schedule, Training
 from islandctl.worker.optimizer import learning_rate
 from islandctl.worker.optimizers import Shampoo, param_groups
 from scripts.experiments.equal_compute_lib.model import Values
@@ -25,6 +25,10 @@ class Stack:
         self.inner, self.steps = inner, steps
         self.values = {name: value.clone().requires_grad_() for name, value in values.items()}
         self.optimizer = _optimizer(self.values, inner)
+        schedule = Schedule(warmup=int(inner.warmup * steps), decay="cosine", final=inner.final)
+        self._training = Training(
+            steps=steps, batch=1, sequence=2, optimizer=Optimizer(lr=inner.lr), schedule=schedule
+        )
 
     def widen(self, cells: int) -> Stack:
         """``cells`` copies of this one cell, state of the optimizer included."""
@@ -49,13 +53,7 @@ class Stack:
         """
         loss.backward()  # type: ignore[no-untyped-call]
         self._clip()
-        warmup = int(self.inner.warmup * self.steps)
-        rate = learning_rate(
-            done,
-            steps=self.steps,
-            peak=self.inner.lr,
-            schedule=Schedule(warmup=warmup, decay="cosine", final=self.inner.final),
-        )
+        rate = learning_rate(done, self._training)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()

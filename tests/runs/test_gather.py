@@ -1,0 +1,82 @@
+"""Looks at runs whose files lie on this machine; no process of the runs is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from islandctl.config.paths import RunFolder
+from islandctl.runs import record as records
+from islandctl.runs.files import holder, only_one
+from islandctl.runs.gather import Watcher
+from islandctl.runs.record import RunRecord
+from islandctl.runs.status import RunStatus
+
+from . import builders as make
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ISLANDCTL_HOME", str(tmp_path / "home"))
+    return tmp_path
+
+
+def look(record: RunRecord) -> RunStatus:
+    with Watcher(record, lambda line: None) as watcher:
+        return watcher.look()
+
+
+def record(tmp_path: Path, **changes: Any) -> RunRecord:
+    made = records.create(make.plan(), "demo", launcher_pid=0)
+    cells = []
+    for cell in make.record().cells:
+        folder = tmp_path / cell.name
+        node = cell.nodes[0].model_copy(update={"cell_folder": str(folder), "folder": str(folder / "node-0")})
+        (folder / "node-0").mkdir(parents=True)
+        cells.append(cell.model_copy(update={"nodes": (node,)}))
+    return records.change(made, **{"cells": tuple(cells), "phase": "launched", **changes})
+
+
+def test_a_launcher_that_is_dead_but_not_reaped_launches_nothing() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    made = records.create(make.plan(), "demo", launcher_pid=child.pid)
+    view = look(made)
+    child.wait()
+    assert (view.state, view.detail) == ("failed", "the launch was cut short: the process that was at it is gone")
+
+
+def test_a_launcher_is_alive_before_and_while_it_holds_the_lock() -> None:
+    made = records.create(make.plan(), "demo", launcher_pid=os.getpid())
+    assert look(made).state == "launching"
+    lock = RunFolder.of("demo").root / "lock"
+    with only_one(lock, "islandctl launch demo"):
+        assert holder(lock) == f"islandctl launch demo (process {os.getpid()})"
+        assert look(made).state == "launching"
+    assert holder(lock) == ""
+    assert look(made).state == "failed"  # the number has gone to a process that never launched
+
+
+def test_figures_go_on_after_a_stop_before_the_first_step_of_an_attempt(tmp_path: Path) -> None:
+    made = record(tmp_path, attempt=2, phase="stopped")
+    entries = [
+        {"kind": "eval", "attempt": 1, "step": 0, "bits_per_byte": 8.0},
+        {"kind": "train", "attempt": 1, "step": 20, "tokens": 2000, "loss": 3.0},
+        {"kind": "start", "attempt": 2, "step": 20},
+        {"kind": "end", "attempt": 2, "step": 20, "outcome": "stopped"},
+    ]
+    state = {"state": "ended", "boot_id": "b", "supervisor_pid": 1, "supervisor_birth": 1}
+    for name in make.CELLS:
+        (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+        (tmp_path / name / "node-0" / "state.json").write_text(json.dumps(state))
+        (tmp_path / name / "node-0" / "exit.json").write_text(json.dumps({"outcome": "stopped", "reason": ""}))
+    view = look(made)
+    assert (view.state, view.step) == ("stopped", 20)
+    assert view.cells[0].bits_per_byte == ((0, 8.0),)
+    assert (view.cells[0].tokens, view.cells[0].source) == (2000, "files")
