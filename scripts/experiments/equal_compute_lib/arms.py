@@ -58,7 +58,7 @@ _TWO_SITE = changed(
     cells=2,
     joint=JOINT,
     exchange=Anchored(
-        kind="anchor", window=50, fragments=2, overlap=5, codec="int4", outer_lr=1.0, outer_momentum=0.4
+        kind="anchor", window=50, fragments=2, overlap=5, codec="int4", outer_lr=1.0, outer_momentum=0.5
     ),
 )
 _BUTTERFLY = changed(
