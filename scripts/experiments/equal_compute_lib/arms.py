@@ -8,7 +8,7 @@ from typing import Any
 
 from scripts.experiments.equal_compute_lib.settings import Anchored, Butterfly, Run
 
-RATES = (0.04, 0.08, 0.16)
+RATES = (0.02, 0.04, 0.08, 0.16)
 SEEDS = (0, 1, 2)
 STEPS, BATCH = 1000, 256
 JOINT = STEPS // 10
@@ -67,7 +67,7 @@ _BUTTERFLY = changed(
     joint=JOINT,
     exchange=Butterfly(kind="butterfly", window=4, fragments=2, overlap=0, codec="bf16"),
 )
-_RATE = 0.08
+_RATE = 0.04
 """Of the ablations: the best of the arms that they vary."""
 
 
