@@ -81,6 +81,12 @@ ARMS = (
     Arm("two-site-shampoo", "two sites, Shampoo", changed(_TWO_SITE, inner__kind="shampoo"), "ordinary-shampoo"),
     Arm("two-site-adamw", "two sites, AdamW", _TWO_SITE, "ordinary-adamw"),
     Arm("butterfly", "butterfly, 8 cells, AdamW", _BUTTERFLY, "ordinary-adamw"),
+    Arm(
+        "joint-300",
+        "two sites, Shampoo, joint warm-up of 300 steps",
+        changed(_TWO_SITE, inner__kind="shampoo", joint=300),
+        "ordinary-shampoo",
+    ),
     _ablation("no-feedback", "two sites, no error feedback", exchange__feedback=0.0),
     _ablation("nearest", "two sites, rounded to nearest", exchange__rounding="nearest"),
     _ablation(

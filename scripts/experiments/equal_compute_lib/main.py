@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,23 +68,30 @@ def _run(options: argparse.Namespace, cache: Cache) -> int:
 
 
 def _fill(arm: Arm, cache: Cache) -> None:
-    """Every rate with the first seed, then the best rate with all seeds."""
-    for rate in arm.rates:
-        _one(arm, next(arm.runs(rate)), cache)
+    """Rates from the lowest with the first seed, until one is worse than the one before; the best with all seeds."""
+    best = math.inf
+    for rate in sorted(arm.rates):
+        found = _one(arm, next(arm.runs(rate)), cache)
+        if found > best:
+            break
+        best = found
     row = row_of(arm, cache)
     if row is not None:
         for run in arm.runs(row.rate):
             _one(arm, run, cache)
 
 
-def _one(arm: Arm, run: Run, cache: Cache) -> None:
+def _one(arm: Arm, run: Run, cache: Cache) -> float:
+    """Bits per byte; infinite when it diverged."""
     place = f"{arm.name}, rate {run.inner.lr}, seed {run.seed}"
     try:
         result = cache.result(run, lambda line: print(f"{place}: {line}", flush=True))
     except FloatingPointError as error:
         print(f"{place}: {error}", flush=True)
-        return
-    print(f"{place}: {result['bits_per_byte']:.4f} bits per byte", flush=True)
+        return math.inf
+    found = float(result["bits_per_byte"])
+    print(f"{place}: {found:.4f} bits per byte", flush=True)
+    return found
 
 
 def _try(options: argparse.Namespace, cache: Cache) -> int:
