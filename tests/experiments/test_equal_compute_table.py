@@ -115,3 +115,18 @@ def test_mistakes_are_told(
     assert command.main(["--results", str(tmp_path), *arguments]) == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_ends_where_it_gets_worse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[float, int]] = []
+
+    def result(run: Run, tell: object) -> dict[str, float]:
+        asked.append((run.inner.lr, run.seed))
+        found = {"bits_per_byte": abs(run.inner.lr - 0.2) + run.seed}
+        cache.put(run, found)
+        return found
+
+    cache = Cache(tmp_path)
+    monkeypatch.setattr(cache, "result", result)
+    command.fill(Arm("one", "", Run(), rates=(0.4, 0.1, 0.2, 0.3), seeds=(1, 2)), cache)
+    assert asked == [(0.1, 1), (0.2, 1), (0.3, 1), (0.2, 1), (0.2, 2)]

@@ -88,15 +88,6 @@ class AnchoredExchange:
                 for name, anchor in self._cells.scatter(p, self.anchor[p]):
                     local[name].copy_(anchor)
 
-    @torch.no_grad()
-    def shared(self, values: Values) -> Values:
-        """The anchor of every fragment as one cell's values, (1, *shape)."""
-        whole = {name: torch.empty_like(value[:1]) for name, value in values.items()}
-        for p in range(self._settings.fragments):
-            for name, anchor in self._cells.scatter(p, self.anchor[p]):
-                whole[name][0].copy_(anchor)
-        return whole
-
     def _settle(self) -> None:
         for p, flight in enumerate(self._flights):
             if flight is not None and self.schedule.apply_step(p, flight.window) <= self._step:
@@ -120,7 +111,7 @@ class AnchoredExchange:
         return vectors
 
     def _resolve(self, p: int) -> None:
-        flight, final = self._flights[p], False
+        flight = self._flights[p]
         assert flight is not None
         self._flights[p] = None
         final = self.schedule.is_final(flight.window)

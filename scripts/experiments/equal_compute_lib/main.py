@@ -62,12 +62,12 @@ def _run(options: argparse.Namespace, cache: Cache) -> int:
     bases = {arm.against for arm in wanted}
     for arm in arms:
         if arm in wanted or arm.name in bases:
-            _fill(arm, cache)
+            fill(arm, cache)
             write(arms, cache, options.results)
     return 0
 
 
-def _fill(arm: Arm, cache: Cache) -> None:
+def fill(arm: Arm, cache: Cache) -> None:
     """Rates from the lowest with the first seed, until one is worse than the one before; the best with all seeds."""
     best = math.inf
     for rate in sorted(arm.rates):
