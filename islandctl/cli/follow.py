@@ -171,14 +171,16 @@ class Lines:
             self._told = status.state
             yield f"{status.run}: {status.state}" + (f": {status.detail}" if status.detail else "")
         for cell in status.cells:
-            for step, bits in cell.bits_per_byte:
-                if step <= self._steps.get(cell.cell, -1):
-                    continue
-                self._steps[cell.cell] = step
+            before = self._steps.get(cell.cell)
+            new = [one for one in cell.bits_per_byte if before is None or one[0] > before]
+            self._steps[cell.cell] = new[-1][0] if new else -1 if before is None else before
+            for step, bits in new:
                 line = f"{cell.name}: step {step}/{status.steps}  {bits:.4f} bits per byte"
-                if cell.tokens_per_s:
+                # rate and ETA are of now: what lies before the first look, or has a newer one behind it, is history
+                present = before is not None and step == new[-1][0]
+                if present and cell.tokens_per_s:
                     line += f"  {count(cell.tokens_per_s)} tokens/s"
-                if status.eta_s is not None:
+                if present and status.eta_s is not None:
                     line += f"  ETA {duration(status.eta_s)}"
                 yield line
 
@@ -196,7 +198,7 @@ class Events:
     The first look tells nothing: what lies before it is not news.
     """
 
-    _TROUBLE = ("ending", "restarting", "silent", "unreachable", "lost", "failed", "stopped")
+    _TROUBLE = ("ending", "restarting", "away", "silent", "unreachable", "lost", "failed", "stopped")
 
     def __init__(self) -> None:
         self._last: RunStatus | None = None

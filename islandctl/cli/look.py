@@ -28,6 +28,7 @@ _COLOURS = {
     "ending": "yellow",
     "degraded": "yellow",
     "restarting": "yellow",
+    "away": "yellow",
     "silent": "yellow",
     "unreachable": "magenta",
     "unknown": "magenta",
@@ -249,7 +250,7 @@ def _rounds(status: RunStatus) -> str:
     said += f", {relay.rounds_empty} empty" if relay.rounds_empty else ""
     said += f", {relay.rounds_open} open" if relay.rounds_open else ""
     sent = sum(cell.bytes_up or 0 for cell in status.cells)
-    return said + (f"; {bytes_text(sent)} sent" if sent else "")
+    return said + (f"; {bytes_text(sent)} sent since the relay started" if sent else "")
 
 
 def _notes(cell: CellView) -> Iterator[str]:

@@ -15,6 +15,7 @@ import typer
 from islandctl import __version__
 from islandctl.cli import output
 from islandctl.cli.checkpoints import checkpoints
+from islandctl.cli.compare import compare
 from islandctl.cli.launch import launch
 from islandctl.cli.logs import logs
 from islandctl.cli.options import Command, Group, help_text
@@ -43,7 +44,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (plan, launch, status, logs, stop, resume, runs, checkpoints, remove, schema):
+for command in (plan, compare, launch, status, logs, stop, resume, runs, checkpoints, remove, schema):
     app.command(cls=Command, help=help_text(command))(command)
 
 

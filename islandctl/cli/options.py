@@ -20,6 +20,9 @@ RunName: TypeAlias = Annotated[str | None, typer.Argument(metavar="RUN", help="T
 Sites: TypeAlias = Annotated[
     list[Path], typer.Option("--site", "-s", metavar="PROFILE", help="A site profile; once for each site.")
 ]
+MaybeSites: TypeAlias = Annotated[
+    list[Path] | None, typer.Option("--site", "-s", metavar="PROFILE", help="A site profile; once for each site.")
+]
 Json: TypeAlias = Annotated[bool, flag("--json", help="One JSON document on stdout.")]
 Detach: TypeAlias = Annotated[bool, flag("--detach", help="Return as soon as the workers are started.")]
 

@@ -21,7 +21,8 @@ WIDTH = 100
 
 
 _COMMAND = re.compile(
-    r"(?<![\w/.-])islandctl(?= (?:plan|launch|status|logs|stop|resume|runs|checkpoints|remove|schema|--help)\b)"
+    r"(?<![\w/.-])islandctl(?= "
+    r"(?:plan|compare|launch|status|logs|stop|resume|runs|checkpoints|remove|schema|--help)\b)"
 )
 
 

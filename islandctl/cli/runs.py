@@ -23,22 +23,14 @@ def runs(
 
     from islandctl.cli import output
     from islandctl.cli.look import age, brief, table
+    from islandctl.runs.listed import Listed
     from islandctl.runs.record import load_all, names
 
     records = load_all()
     for name in sorted(set(names()) - {record.run for record in records}):
         output.message(f"{name}: its record cannot be read; islandctl status {name} says why")
     if json:
-        keys = ("run", "created", "phase", "reason", "attempt", "config_hash", "plan_hash")
-        output.as_json(
-            [
-                {
-                    **{key: getattr(record, key) for key in keys},
-                    "sites": list(dict.fromkeys(c.site for c in record.cells)),
-                }
-                for record in records
-            ]
-        )
+        output.as_json([Listed.of(record).model_dump(mode="json") for record in records])
         return
     if not records:
         output.message("no run yet; islandctl launch RECIPE --site PROFILE starts one")
@@ -46,18 +38,26 @@ def runs(
     lines = [["run", "started", "last known", "attempt", "cells", "note"]]
     for record in records:
         cells = ", ".join(cell.name for cell in record.cells)
-        known, note = ("finished", "") if record.reason == "finished" else (record.phase, record.reason)
+        note = "" if record.reason == record.last_known else record.reason
         ago = f"{brief(age(record.created))} ago"
-        lines.append([record.run, ago, known, str(record.attempt), cells, note])
-    console, looked_at = output.console(), sys.stdout.isatty()
-    if looked_at:  # a program that reads it gets everything
-        lines = fitted(lines, console.width)
+        lines.append([record.run, ago, record.last_known, str(record.attempt), cells, note])
+    if not sys.stdout.isatty():  # a program that reads it gets everything, and no blanks at a line's end
+        for text in columns(lines):
+            output.data(text)
+        return
+    console = output.console()
+    lines = fitted(lines, console.width)
     console.width = sum(max(map(len, column)) + GAP for column in zip(*lines, strict=True))
     shown = table(*lines[0], right=("attempt",))
-    shown.box = shown.box if looked_at else None  # the line under the headings would be as long as the longest note
     for line in lines[1:]:
         shown.add_row(*line)
     console.print(shown)
+
+
+def columns(lines: list[list[str]]) -> list[str]:
+    """The table's lines as plain text, each column as wide as its longest text."""
+    widths = [max(map(len, column)) + GAP for column in zip(*lines, strict=True)]
+    return ["".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines]
 
 
 def fitted(lines: list[list[str]], width: int) -> list[list[str]]:
@@ -68,8 +68,7 @@ def fitted(lines: list[list[str]], width: int) -> list[list[str]]:
     """
     from islandctl.cli.look import short
 
-    columns = [list(column) for column in zip(*lines, strict=True)]
-    *whole, cells, note = columns
+    *whole, cells, note = (list(column) for column in zip(*lines, strict=True))
     room = width - sum(max(map(len, column)) + GAP for column in whole)
     kept = [*whole]
     if room >= 2 * LEAST + GAP:

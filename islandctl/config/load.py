@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import Generic, TypeVar
 
 from blake3 import blake3
 from pydantic import ValidationError
 
+from islandctl.config.beside import read_beside, read_bytes
 from islandctl.config.faults import explain, wrong_bools
 from islandctl.config.model import Settings
 from islandctl.config.recipe import Recipe
@@ -33,6 +34,8 @@ class Loaded(Generic[T]):
     text_hash: str
     """blake3 of the file's bytes."""
     places: dict[Path, Place] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+    """Of a recipe: what ``worker.files`` names, by its path beside the recipe."""
 
     def at(self, *path: str | int) -> str:
         """``file:line:column`` of a value, or of the nearest one around it that the file holds."""
@@ -49,12 +52,13 @@ def nearest(places: dict[Path, Place], path: Path) -> Place:
 
 
 def load_recipe(path: str | os.PathLike[str]) -> Loaded[Recipe]:
-    """Read a recipe.
+    """Read a recipe, and the files that its script needs.
 
     Raises:
         ConfigError: unreadable or wrong; one line for every fault.
     """
-    return _load(path, Recipe, "recipe")
+    loaded = _load(path, Recipe, "recipe")
+    return replace(loaded, files=read_beside(loaded.path, loaded.value.worker, loaded.at))
 
 
 def load_site(path: str | os.PathLike[str]) -> Loaded[SiteProfile]:
@@ -117,29 +121,6 @@ def _refuse_the_other_kind(name: str, data: dict[str, object], kind: type[Settin
             f"{name}: is {words[other]}, where {words[kind]} belongs",
             hint="islandctl plan RECIPE --site PROFILE: the recipe stands alone, each profile after its own --site",
         )
-
-
-def read_bytes(path: str | os.PathLike[str], *, max_bytes: int, hint: str) -> bytes:
-    """A whole file, with everything that can go wrong said plainly.
-
-    Raises:
-        ConfigError: not there, a folder, not readable or longer than ``max_bytes``.
-    """
-    name = os.fspath(path)
-    try:
-        with open(path, "rb") as file:
-            content = file.read(max_bytes + 1)
-    except FileNotFoundError as error:
-        raise ConfigError(f"{name}: no such file", hint="check the path; " + hint) from error
-    except IsADirectoryError as error:
-        raise ConfigError(f"{name}: is a folder, not a file", hint="name a file in it") from error
-    except PermissionError as error:
-        raise ConfigError(f"{name}: no permission to read it", hint=f"chmod u+r {name}") from error
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{name}: cannot be read: {error}", hint="check the path") from error
-    if len(content) > max_bytes:
-        raise ConfigError(f"{name}: longer than {max_bytes // 1024} KiB", hint="is this the right file?")
-    return content
 
 
 def text_hash(path: str | os.PathLike[str]) -> str | None:

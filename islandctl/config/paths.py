@@ -51,6 +51,7 @@ class CellFolder:
     token, ca.pem   0600: the cell's key to the relay, the relay's certificate
     metrics.jsonl   one line a step, evaluation or exchange (written by rank 0)
     journal.jsonl   rounds that were resolved at another step than the planned one
+    script/         the user's own script, where one trains
     outcome.json    how the workers ended, in their own words
     checkpoints/    step-00000100-attempt-1/ …
     node-0/         the supervisor's folder on node 0: job.json, state.json, exit.json, logs/
@@ -66,6 +67,7 @@ class CellFolder:
         self.journal = root / "journal.jsonl"
         self.outcome = root / "outcome.json"
         self.checkpoints = root / "checkpoints"
+        self.script = root / "script"
 
     def node(self, index: int) -> PurePosixPath:
         """The supervisor's folder on node ``index``."""

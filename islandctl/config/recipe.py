@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from islandctl.config.budget import Budget
-from islandctl.config.codec import FACTS, CodecName, Rounding, block_trouble, rounding_trouble
+from islandctl.config.exchange import Exchange
 from islandctl.config.model import Name, Settings
 from islandctl.config.site import Bandwidth, RoundTrip, checked_address
-from islandctl.config.units import Seconds, Share, parse_seconds, within
+from islandctl.config.units import Bytes, Deadline, Share, Size, Steps
 
-Deadline = Annotated[Seconds, within(parse_seconds, least="1 ms", most="30 d")]
-"""A time to wait: more than nothing."""
-Steps = Annotated[int, Field(ge=1, le=1_000_000_000)]
 STDLIB = "python-stdlib"
 """The word for the Python library's own sources, found on every machine."""
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -77,8 +75,10 @@ class DataRecipe(Settings):
     """Files that count inside folders."""
     held_out: Annotated[Share, Field(gt=0, lt=1)] = 0.05
     """Share of the files (chosen by a hash of their content) kept out of training for evaluation."""
-    limit_bytes: int | None = Field(default=None, ge=1)
+    limit_bytes: Size | None = None
     """Read at most this much text, for rehearsals."""
+    size: Bytes | None = None
+    """Of the whole text, for the planner: every rank holds it in memory. It decides nothing that is learnt."""
 
     @field_validator("paths")
     @classmethod
@@ -159,7 +159,11 @@ class Training(Settings):
     """Tokens per sequence."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of the forward and backward pass; parameters and optimizer are float32."""
-    optimizer: Optimizer
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Activations computed again in the backward pass instead of kept: those that are cheap to compute, or all but
+    the blocks' inputs. Other than ``none``: planned, not launched yet."""
+    optimizer: Optimizer | None = None
+    """Required, unless a script of your own trains."""
     schedule: Schedule = Schedule()
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Of the first values, the order of the data and the rounding of packets."""
@@ -177,101 +181,11 @@ class Training(Settings):
             )
         return self
 
-
-class Outer(Settings):
-    """The optimizer that moves the anchor."""
-
-    kind: Literal["nesterov"] = "nesterov"
-    """SGD with Nesterov momentum."""
-    lr: float = Field(default=0.7, gt=0, le=10)
-    """0.7 and 0.9 are DiLoCo's published pair."""
-    momentum: float = Field(default=0.9, ge=0, lt=1)
-    """See ``lr``."""
-
-
-class Late(Settings):
-    """What happens when a cell's packet does not come."""
-
-    deadline: Deadline = 600.0
-    """After a round's first packet; then the round is committed empty."""
-    relay_away: Deadline = 60.0
-    """So long a cell stands still for a silent relay; then it trains on. A restarted relay is back sooner."""
-    windows: int = Field(default=2, ge=1)
-    """After so many windows without a cell, ``then`` decides."""
-    then: Literal["wait", "alone"] = "wait"
-    """``wait``: rounds stay open until the cell is back. ``alone``: the others go on; it rejoins later."""
-
-
-class Exchange(Settings):
-    """How the cells exchange fragments."""
-
-    mode: Literal["two-site", "butterfly", "none"] = "two-site"
-    """``two-site``: all cells share one anchor. ``butterfly``: 2^k cells mix in pairs. ``none``: one cell alone."""
-    cells: int | None = Field(default=None, ge=1)
-    """Cells over all sites; left out: one a site."""
-    window: Steps = 50
-    """Inner steps in which every fragment is exchanged once."""
-    fragments: int = Field(default=4, ge=1)
-    """Parts of the model, exchanged one after another over the window."""
-    overlap: int = Field(default=5, ge=0)
-    """Steps between taking a snapshot and applying the round's result."""
-    when: Literal["fixed", "arrival"] = "fixed"
-    """``fixed``: a round is applied at snapshot + overlap. ``arrival`` (not launched yet): as soon as it is there."""
-    apply: Literal["carry", "blend"] = "carry"
-    """``carry``: steps made meanwhile are kept whole. ``blend`` (not launched yet): mixed by alpha."""
-    alpha: Share = 0.5
-    """For ``blend``: the share of the cell's own value that is kept."""
-    codec: CodecName = "int8"
-    """How values travel; norms, routers, embeddings and what ``exact`` names go as bf16 (with ``fp32``: whole)."""
-    rounding: Rounding | None = None
-    """Left out: ``stochastic`` for int8 and int4, ``nearest`` for the others, which know no other."""
-    block: int | None = Field(default=None, ge=4, le=65_535)
-    """Values per scale. Left out: 256 for int8, 128 for int4, 64 for 2bit."""
-    feedback: Share | None = None
-    """Share of what compression left out that goes with the next packet. Left out: 1, with 2bit 0.95."""
-    exact: tuple[str, ...] = ()
-    """Patterns of more parameters that go as bf16, such as ``*.attention.*``."""
-    outer: Outer = Outer()
-    late: Late = Late()
-    chunk: int = Field(default=4_194_304, ge=256)
-    """Values per chunk. 4 Mi values are 16 MiB of fp32, 4 MiB of int8: small enough to resend, large to stream."""
-
-    @field_validator("rounding")
-    @classmethod
-    def _codec_rounds_so(cls, rounding: Rounding | None, info: ValidationInfo) -> Rounding | None:
-        codec: CodecName | None = info.data.get("codec")
-        if rounding is not None and codec is not None and (trouble := rounding_trouble(codec, rounding)):
-            raise ValueError(trouble)
-        return rounding
-
-    @field_validator("block")
-    @classmethod
-    def _codec_takes_block(cls, block: int | None, info: ValidationInfo) -> int | None:
-        codec: CodecName | None = info.data.get("codec")
-        if block is not None and codec is not None:
-            rounding = info.data.get("rounding") or FACTS[codec].rounding
-            if trouble := block_trouble(codec, rounding, block):
-                raise ValueError(trouble)
-        return block
-
     @property
-    def beta(self) -> float:
-        """β of error feedback: the recipe's, or the codec's usual one."""
-        return FACTS[self.codec].feedback if self.feedback is None else self.feedback
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Exchange:
-        if self.overlap >= self.window:
-            raise self.contradiction(
-                f"overlap {self.overlap} must be smaller than window {self.window}", "overlap", "window"
-            )
-        if self.fragments > self.window:
-            raise self.contradiction(
-                f"fragments {self.fragments} must not exceed window {self.window}: one starts per step",
-                "fragments",
-                "window",
-            )
-        return self
+    def inner(self) -> Optimizer:
+        """The optimizer of the built-in loop, where the recipe has it by rule."""
+        assert self.optimizer is not None
+        return self.optimizer
 
 
 class CheckpointRecipe(Settings):
@@ -280,7 +194,8 @@ class CheckpointRecipe(Settings):
     every: Steps = 100
     """Steps."""
     keep: int = Field(default=2, ge=1)
-    """Joint checkpoints kept; two, so that one damaged file is not the end."""
+    """Joint checkpoints kept, at least two, so that one damaged file is not the end. While another cell is away, as
+    many of those that no other cell has are kept beside them."""
 
 
 class Evaluation(Settings):
@@ -332,9 +247,51 @@ class Restart(Settings):
 class WorkerRecipe(Settings):
     """The worker processes."""
 
+    command: tuple[str, ...] | None = None
+    """A training script of your own: `[python, train.py, --lr, "1e-3"]`, or the same as one text. No shell. `python`
+    is the interpreter of the site. The script calls `islandctl.attach`; see docs/attach.md. Left out: the built-in
+    training."""
+    files: tuple[str, ...] = ()
+    """Files and folders beside the recipe that the script needs, itself included. Text, at most 1 MiB in all: they
+    travel with the plan to every node."""
+    parameters: int | None = Field(default=None, ge=1)
+    """How many parameters the script's model has. Left out: the plan cannot tell what the links carry."""
     restart: Restart = Restart()
     env: dict[str, str] = Field(default_factory=dict)
     """Extra environment variables."""
+
+    @field_validator("command", mode="before")
+    @classmethod
+    def _command_is_words(cls, command: object) -> object:
+        if not isinstance(command, str):
+            return command
+        try:
+            return tuple(shlex.split(command))
+        except ValueError as error:
+            raise ValueError(f"not a command: {str(error).lower()}") from error
+
+    @field_validator("command")
+    @classmethod
+    def _command_is_python(cls, command: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if command is not None and (len(command) < 2 or command[0] != "python" or command[1:] == ("-m",)):
+            raise ValueError("write `[python, SCRIPT, …]` or `[python, -m, MODULE, …]`")
+        if command is not None and command[1].startswith("-") and command[1] != "-m":
+            raise ValueError(f"'{command[1]}': of python's own options only -m can be given; use worker.env")
+        return command
+
+    @field_validator("files")
+    @classmethod
+    def _files_are_beside(cls, files: tuple[str, ...]) -> tuple[str, ...]:
+        for name in files:
+            if name.startswith(("/", "~")) or ".." in name.split("/"):
+                raise ValueError(f"'{name}' is not beside the recipe; name files and folders there, without ..")
+        return files
+
+    @model_validator(mode="after")
+    def _consistent(self) -> WorkerRecipe:
+        if self.command is None and (self.files or self.parameters):
+            raise self.contradiction("belongs to a command", "files", "parameters")
+        return self
 
 
 class Recipe(Settings):
@@ -342,8 +299,10 @@ class Recipe(Settings):
 
     name: Name
     """Begins the names of runs."""
-    model: ModelRecipe
-    data: DataRecipe
+    model: ModelRecipe | None = None
+    """Required, unless a script of your own trains."""
+    data: DataRecipe | None = None
+    """Required, unless a script of your own trains."""
     training: Training
     exchange: Exchange = Exchange()
     checkpoint: CheckpointRecipe = CheckpointRecipe()
@@ -352,12 +311,49 @@ class Recipe(Settings):
     worker: WorkerRecipe = WorkerRecipe()
     budget: Budget = Budget()
 
+    @property
+    def decoder(self) -> ModelRecipe:
+        """The model of the built-in training, where the recipe has it by rule."""
+        assert self.model is not None
+        return self.model
+
+    @property
+    def text(self) -> DataRecipe:
+        """The text of the built-in training, where the recipe has it by rule."""
+        assert self.data is not None
+        return self.data
+
+    @model_validator(mode="after")
+    def _says_what_trains(self) -> Recipe:
+        """The built-in training is told all; what a script decides by itself would be written here in vain."""
+        needed = {"model": self.model, "data": self.data, "training.optimizer": self.training.optimizer}
+        if self.worker.command is None:
+            for key, value in needed.items():
+                if value is None:
+                    last = key.rpartition(".")[2]
+                    raise self.contradiction(f"key '{last}' is missing (only worker.command does without)", key)
+            return self
+        usual = {
+            "training.schedule": (self.training.schedule, Schedule()),
+            "training.precision": (self.training.precision, "float32"),
+            "training.recompute": (self.training.recompute, "none"),
+            "evaluation": (self.evaluation, Evaluation()),
+        }
+        idle = [key for key, value in needed.items() if value is not None]
+        idle += [key for key, (value, default) in usual.items() if value != default]
+        if idle:
+            raise self.contradiction("means nothing with worker.command: the script decides it; leave it out", *idle)
+        return self
+
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:
-        limit, sequence = self.data.limit_bytes, self.training.sequence
+        limit, sequence = self.data.limit_bytes if self.data else None, self.training.sequence
         if limit is not None and limit <= sequence:
             raise self.contradiction(
                 f"{limit} bytes hold no whole sequence of training.sequence {sequence} and its next byte",
                 "data.limit_bytes",
             )
+        warmup, steps = self.exchange.warmup, self.training.steps
+        if warmup >= steps:
+            raise self.contradiction(f"{warmup} steps must be fewer than training.steps {steps}", "exchange.warmup")
         return self

@@ -14,8 +14,11 @@ from islandctl.config.units import (
     BytesPerSecond,
     Flops,
     Seconds,
+    Usd,
     UsdPerGigabyte,
     UsdPerHour,
+    UsdPerKwh,
+    Watts,
     parse_bits_per_s,
     parse_seconds,
     within,
@@ -56,6 +59,10 @@ class Gpu(Settings):
     """Overrides the catalogue."""
     bf16: Flops | None = None
     """Dense bf16 rate. Overrides the catalogue."""
+    memory_rate: BytesPerSecond | None = None
+    """Memory bandwidth. Overrides the catalogue."""
+    link: BytesPerSecond | None = None
+    """To the other accelerators of the node, one direction, all links together. Overrides the catalogue."""
 
     @model_validator(mode="after")
     def _whole_nodes(self) -> Gpu:
@@ -78,6 +85,10 @@ class Wan(Settings):
     """Relay to site."""
     rtt: RoundTrip
     """Round-trip time to the relay."""
+    window: Bytes = 4 * 2**20
+    """Bytes that one TCP connection may have on its way; 4 MiB is Linux's usual limit (net.ipv4.tcp_wmem)."""
+    to: dict[str, RoundTrip] = Field(default_factory=dict)
+    """Round-trip times to other sites by name, for where the relay stands best. One of two sites tells it."""
 
 
 class Network(Settings):
@@ -85,6 +96,8 @@ class Network(Settings):
 
     bandwidth: Bandwidth
     """Per accelerator, one direction."""
+    oversubscription: float = Field(default=1.0, ge=1, le=1000)
+    """How many times more the nodes may send than the fabric between them carries; 1: as much."""
 
 
 class Storage(Settings):
@@ -114,6 +127,56 @@ class Price(Settings):
     """Per accelerator."""
     egress: UsdPerGigabyte | None = None
     """Per 10⁹ bytes that leave the site."""
+
+
+class Purchase(Settings):
+    """What it takes to own these accelerators instead of renting them; for `islandctl compare`."""
+
+    gpu: Usd
+    """To buy, for each accelerator, with its part of host, network, storage and installation."""
+    owned: int = Field(default=0, ge=0)
+    """Accelerators that are there already: only the others are bought."""
+    years: float = Field(default=4.0, gt=0, le=30)
+    """Until they are written off; four is what large buyers count with, less is careful."""
+    power: Watts | None = None
+    """Of each accelerator under load, with its part of the host. Left out: the catalogue's, and 30 % for the host."""
+    power_price: UsdPerKwh
+    """What a kilowatt-hour costs."""
+    pue: float = Field(default=1.3, ge=1, le=5)
+    """Power of the whole room over that of its machines; 1.3 is usual with air, 1.1 with water."""
+    admin_hours: float = Field(default=40.0, ge=0, le=10_000)
+    """Of people, a month."""
+    admin_rate: UsdPerHour = 90.0
+    """What such an hour costs, all in."""
+
+
+class Failures(Settings):
+    """How often something breaks. Left out: as in Llama 3's training, on rented machines three to five times that."""
+
+    per_gpu: Annotated[Seconds, within(parse_seconds, least="1 h", most="1e6 d")] | None = None
+    """Mean time between failures for each accelerator, with all that belongs to it: 50000 h."""
+    rented: bool = True
+    """Machines that nobody has burnt in fail more often. False: your own, or proven ones."""
+    outage: Annotated[Seconds, within(parse_seconds, least="1 s", most="30 d")] = 300.0
+    """From a failure to the first new step, without reading the checkpoint: found out, decided, started. The middle;
+    one in ten takes three times as long."""
+
+
+class Measured(Settings):
+    """What a run of this recipe has shown here. It takes the place of what the planner would assume."""
+
+    step: Annotated[Seconds, within(parse_seconds, least="1 us", most="30 d")] | None = None
+    """Seconds of one step that waits for nothing."""
+    memory: Bytes | None = None
+    """Peak memory of one rank."""
+    sent: Bytes | None = None
+    """Bytes that a cell here sends in a window."""
+    fetched: Bytes | None = None
+    """Bytes that a cell here fetches in a window."""
+    exchange: Annotated[Seconds, within(parse_seconds, least="1 us", most="30 d")] | None = None
+    """Seconds from the largest fragment's snapshot until its result is here."""
+    source: str = "the profile"
+    """Where these figures come from, for people."""
 
 
 class Ssh(Settings):
@@ -185,6 +248,10 @@ class SiteProfile(Settings):
     """Left out: the planner says that it cannot judge checkpoints."""
     cpu: Cpu
     price: Price = Price()
+    purchase: Purchase | None = None
+    """Left out: the site can only be rented."""
+    failures: Failures = Failures()
+    measured: Measured = Measured()
     ssh: Ssh = Ssh()
     environment: Environment = Environment()
     slurm: Slurm | None = None
@@ -203,6 +270,14 @@ class SiteProfile(Settings):
         return min(self.gpu.count, self.gpu.per_node)
 
     _folder = field_validator("work_dir")(checked_folder)
+
+    @model_validator(mode="after")
+    def _owns_no_more_than_it_has(self) -> SiteProfile:
+        if self.purchase is not None and self.purchase.owned > self.gpu.count:
+            raise self.contradiction(
+                f"{self.purchase.owned} are owned of gpu.count {self.gpu.count}", "purchase.owned"
+            )
+        return self
 
     @field_validator("hosts")
     @classmethod

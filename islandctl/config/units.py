@@ -88,6 +88,11 @@ def parse_bytes(value: Any) -> int:
     return int(_bounded((number * prefix).to_integral_value(), value))
 
 
+def parse_size(value: Any) -> int:
+    """``4 MB``, or, under a key that says so in its name, a plain number of bytes."""
+    return parse_bytes(f"{value} B" if isinstance(value, int) and not isinstance(value, bool) else value)
+
+
 def parse_seconds(value: Any) -> float:
     """``140 ms``, ``30 s``, ``10 min``, ``2 h``, ``7 d`` to seconds."""
     examples = "140 ms, 30 s, 10 min or 2 h"
@@ -119,6 +124,22 @@ def parse_usd_per_gb(value: Any) -> float:
     if unit != "USD/GB":
         raise _unknown(unit, "0.05 USD/GB")
     return float(_bounded(number, value, zero=True))
+
+
+def parse_usd_per_kwh(value: Any) -> float:
+    """``0.12 USD/kWh`` to US dollars per kilowatt-hour."""
+    number, unit = _split(value, "0.12 USD/kWh")
+    if unit != "USD/kWh":
+        raise _unknown(unit, "0.12 USD/kWh")
+    return float(_bounded(number, value, zero=True))
+
+
+def parse_watts(value: Any) -> float:
+    """``1.4 kW`` or ``1000 W`` to watts."""
+    number, unit = _split(value, "1.4 kW or 1000 W")
+    if unit not in ("W", "kW"):
+        raise _unknown(unit, "1.4 kW or 1000 W")
+    return float(_bounded(number * _DECIMAL[unit[:-1]], value))
 
 
 def parse_flops(value: Any) -> float:
@@ -168,15 +189,24 @@ def within(parse: Callable[[Any], float], *, least: str | None = None, most: str
     return AfterValidator(check)
 
 
+_SIZE = "([kKMGTP]|[KMGTP]i)?B"
+_SIZE_NUMBER = Annotated[int, Field(ge=1)]
+_SIZE_TEXT = Annotated[
+    str, Field(pattern=rf"^\s*\+?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{{1,3}})?\s*({_SIZE})\s*$", examples=["4 MB"])
+]
 _RATE = "[kKMGTP]?(bit|B)/s"
 
 BitsPerSecond: TypeAlias = Annotated[float, _typed(parse_bits_per_s, _RATE, "25 Gbit/s"), _written("bit/s")]
-Bytes: TypeAlias = Annotated[int, _typed(parse_bytes, "([kKMGTP]|[KMGTP]i)?B", "512 GiB"), _written("B")]
+Bytes: TypeAlias = Annotated[int, _typed(parse_bytes, _SIZE, "512 GiB"), _written("B")]
+Size: TypeAlias = Annotated[int, BeforeValidator(parse_size, json_schema_input_type=_SIZE_NUMBER | _SIZE_TEXT)]
+"""``4 MB`` or 4000000, for keys whose names say bytes."""
 BytesPerSecond: TypeAlias = Annotated[float, _typed(parse_bytes_per_s, _RATE, "5 GB/s"), _written("B/s")]
 Seconds: TypeAlias = Annotated[float, _typed(parse_seconds, "us|ms|s|min|h|d", "140 ms"), _written("s")]
 Usd: TypeAlias = Annotated[float, _typed(parse_usd, "USD", "500 USD"), _written("USD")]
 UsdPerHour: TypeAlias = Annotated[float, _typed(parse_usd_per_hour, "USD/h", "3.50 USD/h"), _written("USD/h")]
 UsdPerGigabyte: TypeAlias = Annotated[float, _typed(parse_usd_per_gb, "USD/GB", "0.05 USD/GB"), _written("USD/GB")]
+UsdPerKwh: TypeAlias = Annotated[float, _typed(parse_usd_per_kwh, "USD/kWh", "0.12 USD/kWh"), _written("USD/kWh")]
+Watts: TypeAlias = Annotated[float, _typed(parse_watts, "k?W", "1.4 kW"), _written("W")]
 Flops: TypeAlias = Annotated[float, _typed(parse_flops, "[kKMGTP]?FLOP/s", "989 TFLOP/s"), _written("FLOP/s")]
 _SHARE_NUMBER = Annotated[float, Field(ge=0, le=1)]
 _SHARE_TEXT = Annotated[str, Field(pattern=r"^[\d.eE+-]+\s*%?$", examples=["5 %"])]
@@ -230,3 +260,8 @@ def _three(number: float) -> str:
         return f"{number:.0f}"
     text = f"{number:.3g}"
     return text if "e" not in text else f"{number:.6f}".rstrip("0").rstrip(".")
+
+
+Deadline = Annotated[Seconds, within(parse_seconds, least="1 ms", most="30 d")]
+"""A time to wait: more than nothing."""
+Steps = Annotated[int, Field(ge=1, le=1_000_000_000)]

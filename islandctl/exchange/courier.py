@@ -145,7 +145,7 @@ class Courier:
         """The decoded packet of one cell that ``commit`` names; fp32, the chunk's length.
 
         Args:
-            base: hash of the anchor and outer momentum that this cell holds for the chunk.
+            base: hash of the anchor and outer state that this cell holds for the chunk.
 
         Raises:
             DivergenceError: the packet builds on another anchor than this cell's.

@@ -6,14 +6,17 @@ import logging
 import time
 from collections.abc import Callable
 
-from islandctl.config.recipe import Exchange
+from islandctl.config.exchange import Exchange
 from islandctl.exchange.follower import Latch
 from islandctl.exchange.journal import Journal, Resolution
 from islandctl.exchange.progress import Progress
 from islandctl.exchange.ranks import Ranks
 from islandctl.exchange.state import Flight
+from islandctl.exchange.stopping import common_step
 from islandctl.exchange.verdict import Verdict, judge
 from islandctl.exchange.walk import Walk
+from islandctl.ledger.entries import Commit
+from islandctl.ledger.pairs import Pairing
 
 log = logging.getLogger(__name__)
 NONE = -1
@@ -28,6 +31,8 @@ class Due:
         attempt: the run's.
         progress, walk, ranks, latch: the cell's.
         journal: gets every resolution before it is applied; used by rank 0.
+        pairing: of a butterfly.
+        save_every: steps between joint checkpoints.
         on_silence: called once a wait, when the relay does not answer.
     """
 
@@ -42,9 +47,16 @@ class Due:
         ranks: Ranks,
         latch: Latch,
         journal: Journal,
+        pairing: Pairing | None,
+        save_every: int,
         on_silence: Callable[[], None],
     ) -> None:
         self._settings = settings
+        self._arrival = settings.when == "arrival"
+        self._pairing = pairing
+        self._save_every = save_every
+        self._stop_known: int | None = None
+        self._stop_after: int | None = None
         self._patience_s = patience_s
         self._attempt = attempt
         self._progress = progress
@@ -68,6 +80,9 @@ class Due:
         never waits for a round that another one will begin only after a round which waits for the first.
         """
         step = self._progress.step
+        if self._schedule.seeds_at(step) and self._progress.cell == 0:
+            self._begin_seed()
+            return
         due = self._schedule.begins_at(step)
         if due is None or self._progress.begun_at == step:
             return
@@ -84,14 +99,17 @@ class Due:
             if self._schedule.overlap == 0:
                 self.settle()
 
-    def begin_last(self) -> None:
-        """After the last step: every fragment's next round, which makes up for a missed one or is the final one."""
+    def _begin_seed(self) -> None:
+        """The first cell gives its values to the others, and goes on when the relay has all of them."""
         for p, state in enumerate(self._rounds.states):
-            if self._rounds.flights[p] is None and not state.final:
-                number = state.window + 1
-                regular = not state.at_end and number <= self._schedule.last_window(p)
-                window = number if regular else max(self._schedule.final_window, number)
-                self._rounds.begin(p, window, self._progress.step)
+            if self._schedule.is_seed(state.window + 1) and self._rounds.flights[p] is None:
+                self._rounds.begin(p, state.window + 1, self._progress.step)
+        self.settle()
+
+    def begin_last(self) -> None:
+        """After the last step: the fragments' next rounds, which make up for missed ones or are final ones."""
+        for p, window in self._rounds.next_last():
+            self._rounds.begin(p, window, self._progress.step)
 
     def settle(self, *, finishing: bool = False) -> None:
         """Apply what is due, after waiting for it. All ranks do the same in the same order, or fail together."""
@@ -106,7 +124,7 @@ class Due:
                 continue
             for p, seq in enumerate(seqs):
                 if seq != NONE:
-                    self._keep(p)
+                    self.keep(p, seq)
                     if not self._progress.resolve(p, seq):
                         return
             if all(seq == NONE for seq in seqs):
@@ -129,12 +147,12 @@ class Due:
 
         def settled() -> bool:
             verdicts = [self._judge(p, finishing) for p in range(len(self._rounds.states))]
-            heads = [self._follower.next_commit(p) for p in range(len(self._rounds.states))]
+            heads = [self._next(p) for p in range(len(self._rounds.states))]
             seqs = [
                 head.seq if verdict is Verdict.RESOLVE and head is not None else NONE
                 for verdict, head in zip(verdicts, heads, strict=True)
             ]
-            stop_at, behind = self._stop_step(), None if finishing else self._walk.left_behind()
+            stop_at, behind = self.stop_step(), None if finishing else self._walk.left_behind()
             waiting = Verdict.WAIT in verdicts and not self._waiting.hurry
             waiting = waiting and not (finishing and NONE < stop_at < self._schedule.steps)
             plan[:] = [int(waiting), stop_at, NONE if behind is None else behind, *seqs]
@@ -146,28 +164,59 @@ class Due:
         self._rounds.metrics.wait_s += time.monotonic() - began
         return plan
 
+    def _next(self, p: int) -> Commit | None:
+        """The commit that this cell takes next. Rank 0 only; what comes too late to matter is laid aside."""
+        while (head := self._follower.next_commit(p)) is not None and self._rounds.outdated(p, head):
+            self._progress.preparer.next(p)
+        return self._rounds.comes_next(p, head)
+
     def _judge(self, p: int, finishing: bool) -> Verdict:
         return judge(
             self._progress.step,
             p,
             self._rounds.flights[p],
-            self._follower.next_commit(p),
+            self._next(p),
             ready=self._progress.preparer.ready(p),
             cell=self._progress.cell,
             schedule=self._schedule,
-            arrival=self._settings.when == "arrival",
+            arrival=self._may_arrive(p),
             finishing=finishing,
-            recorded=lambda window: self._journal.step_of(self._attempt, p, window),
+            recorded=lambda window: self._recorded(p, window),
             patient=self._patient,
         )
+
+    def _may_arrive(self, p: int) -> bool:
+        """Whether the round in flight may be applied at this step already, before its time.
+
+        Not while a step lies ahead of it at which all cells save: there it is in flight in all of them, or in none.
+        """
+        flight, step = self._rounds.flights[p], self._progress.step
+        if not self._arrival or flight is None:
+            return False
+        saves = [-(-step // self._save_every) * self._save_every, self.stop_step()]
+        return not any(step <= save < flight.apply_at for save in saves)
+
+    def _recorded(self, p: int, window: int) -> int | None:
+        """The step at which an earlier life resolved the round. After a resume, that of the attempt before.
+
+        The latter only for ``arrival``, and where it lies in the round's time: else the ledger tells as much.
+        """
+        step, flight = self._journal.step_of(self._attempt, p, window), self._rounds.flights[p]
+        if step is None and self._arrival and flight is not None and flight.window == window:
+            before = self._journal.step_before(self._attempt, p, window)
+            step = before if before is not None and flight.step < before <= flight.apply_at else None
+        return step
 
     def _patient(self, flight: Flight) -> bool:
         """While the relay answers, its late policy decides how long a round is open; else ``late.relay_away``.
 
+        The seed is waited for as long as it takes: nobody can train before it is there.
         Once the run stops the deadline does: cells that are further may have ended already, and would be waited for
         in vain.
         """
         now, follower = time.monotonic(), self._follower
+        if self._schedule.is_seed(flight.window):
+            return True
         if follower.in_touch:
             return follower.stop_round is None or now < flight.started + self._patience_s
         return now < min(flight.started + self._patience_s, follower.silent_since + self._settings.late.relay_away)
@@ -177,17 +226,34 @@ class Due:
         log.warning("step %d: standing still, since the relay does not answer", self._progress.step)
         self._on_silence()
 
-    def _stop_step(self) -> int:
+    def stop_step(self) -> int:
+        """The step at which all cells end; ``NONE``: none, or not known yet. Rank 0 only."""
         commit = self._follower.stop_round
         if commit is None:
-            return NONE
-        if not commit.named:
-            return self._schedule.apply_step(commit.fragment, commit.window)
-        return min(max(part.step for part in commit.named) + self._schedule.overlap, self._schedule.steps)
+            return self._stop_in_warmup()
+        if self._stop_known is None:
+            self._stop_known = common_step(commit, self._schedule, self._pairing, arrival=self._arrival)
+        return self._stop_known
 
-    def _keep(self, p: int) -> None:
+    def _stop_in_warmup(self) -> int:
+        """No commit comes for long: the first cell ends after its next step, the others where it has saved."""
+        step, follower = self._progress.step, self._follower
+        if not follower.stopping or step >= self._schedule.warmup:
+            return NONE
+        if follower.stop_saved is not None:
+            return follower.stop_saved.step
+        if self._progress.cell != 0:
+            return NONE
+        if self._stop_after is None:
+            self._stop_after = step + 1
+        return self._stop_after
+
+    def keep(self, p: int, seq: int) -> None:
+        """Into the journal: the commit, which is entry ``seq``, is applied at this step."""
+        if self._ranks.rank != 0 or not self._follower.bring(p, seq):
+            return
         commit = self._follower.next_commit(p)
-        if self._ranks.rank == 0 and commit is not None:
+        if commit is not None:
             self._journal.append(
                 Resolution(
                     attempt=self._attempt, fragment=p, window=commit.window, seq=commit.seq, step=self._progress.step

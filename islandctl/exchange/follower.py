@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from islandctl.errors import ConfigError, DivergenceError, ExchangeError, IslandError, UnreachableError
 from islandctl.exchange.transport import Transport
-from islandctl.ledger.entries import Commit, Entry, Genesis, Halt, Rewind, Stop
+from islandctl.ledger.entries import Checkpoint, Commit, Entry, Genesis, Halt, Rewind, Stop
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +60,7 @@ class Follower:
     Args:
         transport: where entries come from.
         run, config_hash, num_fragments, attempt: what the ledger must be of.
+        cell: whose rounds count.
         latch: where errors and changes are told.
         on_commit: called in the follower's thread with the fragment of every new commit.
     """
@@ -72,17 +73,22 @@ class Follower:
         config_hash: str,
         num_fragments: int,
         attempt: int,
+        cell: int,
         latch: Latch,
         on_commit: Callable[[int], None],
     ) -> None:
         self._transport = transport
         self._identity = (run, config_hash, num_fragments)
         self._attempt = attempt
+        self._cell = cell
         self._latch = latch
         self._on_commit = on_commit
         self._thread: threading.Thread | None = None
         self.queues: list[deque[Commit]] = [deque() for _ in range(num_fragments)]
-        """Commits that are not applied yet, per fragment in ledger order."""
+        """Commits of the cell's rounds that are not applied yet, per fragment: in ledger order, of pairs by window.
+
+        A pair's rounds can be committed out of order: a partner of a later window need not wait for an earlier one's.
+        """
         self.head = -1
         """Seq of the newest entry read."""
         self.caught_up = False
@@ -90,16 +96,22 @@ class Follower:
         self.in_touch = True
         """The last call was answered."""
         self.silent_since = 0.0
-        """When it was not: since then, on the process's monotonic clock."""
+        """When it was not: since then it is asked in vain, on the process's monotonic clock."""
         self.stop_round: Commit | None = None
         """The first commit after a stop entry."""
-        self._stopping = False
-        self._resolved: list[int] = []
+        self.stopping = False
+        """There is a stop entry."""
+        self.first_saved: Checkpoint | None = None
+        """The newest checkpoint of the first cell."""
+        self.stop_saved: Checkpoint | None = None
+        """Its first one after a stop entry."""
+        self._applied: Callable[[Commit], bool] = lambda commit: False
+        self._chosen: list[int | None] = [None] * num_fragments  # stays first while later ones come in
 
-    def start(self, resolved: list[int]) -> None:
-        """Begin to read; of each fragment, commits up to ``resolved`` (seq) are applied already."""
+    def start(self, applied: Callable[[Commit], bool]) -> None:
+        """Begin to read. ``applied`` tells of which commits the cell has taken in before this life."""
         if self._thread is None:
-            self._resolved = list(resolved)
+            self._applied = applied
             self._thread = threading.Thread(target=self._run, name="exchange-follower", daemon=True)
             self._thread.start()
 
@@ -115,16 +127,39 @@ class Follower:
 
     def pop(self, fragment: int) -> Commit:
         """The same, taken out: it is applied."""
-        return self.queues[fragment].popleft()
+        with self._latch.changed:
+            self._chosen[fragment] = None
+            return self.queues[fragment].popleft()
+
+    def bring(self, fragment: int, seq: int) -> bool:
+        """Make that entry the fragment's next commit. False: it was not read yet.
+
+        Ranks may have read the ledger to different places; what rank 0 has chosen comes first on all.
+        """
+        with self._latch.changed:
+            queue = self.queues[fragment]
+            if not any(commit.seq == seq for commit in queue):
+                return False
+            self._chosen[fragment] = seq
+            if queue[0].seq != seq:
+                self._sort(fragment)
+                self._on_commit(fragment)
+            return True
+
+    def _sort(self, fragment: int) -> None:
+        chosen = self._chosen[fragment]
+        ordered = sorted(self.queues[fragment], key=lambda commit: (commit.seq != chosen, commit.window))
+        self.queues[fragment] = deque(ordered)
 
     def _run(self) -> None:
         while not self._latch.closed.is_set() and self._latch.error is None:
+            asked = time.monotonic()
             try:
                 entries = self._transport.entries(self.head, POLL_S if self.caught_up else 0.0)
             except UnreachableError as error:
                 if self.in_touch:
                     log.warning("relay unreachable, trying on: %s", error.message)
-                    self.silent_since = time.monotonic()
+                    self.silent_since = asked
                 self.in_touch = False
                 self._latch.notify()
                 self._latch.pause(PATIENCE_S)
@@ -165,10 +200,17 @@ class Follower:
             kind = ExchangeError if entry.fragment is None else DivergenceError
             raise kind(f"the run was halted by cell {entry.cell}: {entry.reason}")
         if isinstance(entry, Stop):
-            self._stopping = True
+            self.stopping = True
+        elif isinstance(entry, Checkpoint) and entry.cell == 0:
+            self.first_saved = entry
+            if self.stopping and self.stop_saved is None:
+                self.stop_saved = entry
         elif isinstance(entry, Commit):
-            if self._stopping and self.stop_round is None:
+            if self.stopping and self.stop_round is None:
                 self.stop_round = entry
-            if entry.seq > self._resolved[entry.fragment]:
-                self.queues[entry.fragment].append(entry)
+            if entry.concerns(self._cell) and not self._applied(entry):
+                with self._latch.changed:
+                    self.queues[entry.fragment].append(entry)
+                    if entry.pair is not None:
+                        self._sort(entry.fragment)
                 self._on_commit(entry.fragment)

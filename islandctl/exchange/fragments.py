@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 
+from islandctl.config.codec import CodecName
+from islandctl.config.placement import PlacementRule, place, weight
 from islandctl.errors import ConfigError
 from islandctl.ledger.packet import canonical_json, digest
 
@@ -99,19 +101,25 @@ class FragmentMap:
 
 
 def fragment_map(
-    parameters: Sequence[tuple[str, Sequence[int]]], num_fragments: int, chunk: int, exact: Sequence[str] = ()
+    parameters: Sequence[tuple[str, Sequence[int]]],
+    num_fragments: int,
+    chunk: int,
+    exact: Sequence[str] = (),
+    *,
+    placement: PlacementRule = "strided",
+    codec: CodecName = "int8",
 ) -> FragmentMap:
-    """Place every parameter in exactly one fragment.
+    """Place every parameter in exactly one fragment, by one of the rules of ``config.placement``.
 
-    Transformer blocks go to fragments in turn (strided, Streaming DiLoCo, arXiv 2501.18512); a block is what shares
-    the first integer in its dotted name. Everything else (embeddings, head, last norm) goes, largest first, to the
-    fragment that is smallest then.
+    A transformer block is what shares the first integer in its dotted name; it is never divided.
 
     Args:
         parameters: (dotted name, shape) in any order.
         num_fragments: fragments.
         chunk: values per chunk; the last chunk of a region is shorter.
         exact: patterns of names that are sent as bf16, beside those of ``is_exact``.
+        placement: the rule.
+        codec: how most values travel; tells ``balanced`` how many bytes they are.
 
     Raises:
         ConfigError: a name twice, an empty parameter, more fragments than blocks, an empty fragment, or a pattern
@@ -134,21 +142,23 @@ def fragment_map(
             f"exchange.fragments: {num_fragments} is more than the model's {len(blocks)} blocks",
             hint=f"set exchange.fragments to at most {max(1, len(blocks))}",
         )
-    turn = {block: position % num_fragments for position, block in enumerate(blocks)}
-    members: list[list[tuple[str, tuple[int, ...]]]] = [[] for _ in range(num_fragments)]
-    sizes = [0] * num_fragments
+    sizes = dict.fromkeys(blocks, 0)
     others = []
     for name, shape in parameters:
+        size = math.prod(shape) * weight(placement, codec, exact=is_exact(name, shape, exact))
         block = _block(name)
         if block is None:
-            others.append((name, tuple(shape)))
+            others.append((-size, name))
         else:
-            members[turn[block]].append((name, tuple(shape)))
-            sizes[turn[block]] += math.prod(shape)
-    for name, dims in sorted(others, key=lambda item: (-math.prod(item[1]), item[0])):
-        smallest = sizes.index(min(sizes))
-        members[smallest].append((name, dims))
-        sizes[smallest] += math.prod(dims)
+            sizes[block] += size
+    others.sort()
+    of_blocks, of_others = place(list(sizes.values()), [-size for size, _ in others], num_fragments, placement)
+    of_block = dict(zip(blocks, of_blocks, strict=True))
+    of_other = dict(zip((name for _, name in others), of_others, strict=True))
+    members: list[list[tuple[str, tuple[int, ...]]]] = [[] for _ in range(num_fragments)]
+    for name, shape in parameters:
+        block = _block(name)
+        members[of_other[name] if block is None else of_block[block]].append((name, tuple(shape)))
     fragments: list[Fragment] = []
     num_chunks = 0
     for index, member in enumerate(members):

@@ -8,19 +8,22 @@ due, so that weights and checkpoints never depend on timing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
-from islandctl.config.recipe import Exchange
+from islandctl.config.exchange import Exchange
 from islandctl.errors import CheckpointError, ConfigError, ExchangeError
 from islandctl.exchange import state as store
+from islandctl.exchange.anchored import Anchored
 from islandctl.exchange.courier import Courier, Identity
 from islandctl.exchange.due import Due
 from islandctl.exchange.follower import Follower, Latch
 from islandctl.exchange.fragments import fragment_map
 from islandctl.exchange.journal import Journal
+from islandctl.exchange.paired import Paired
 from islandctl.exchange.prepare import Preparer
 from islandctl.exchange.progress import Progress
 from islandctl.exchange.ranks import Ranks
@@ -30,6 +33,8 @@ from islandctl.exchange.shards import Shards
 from islandctl.exchange.transport import Transport
 from islandctl.exchange.waiting import Waiting
 from islandctl.exchange.walk import Walk
+from islandctl.exchange.warmup import Warmup
+from islandctl.ledger.pairs import Pairing
 
 
 class Hurried(Exception):
@@ -49,11 +54,12 @@ class Island:
         transport: the relay.
         group: gloo group of the cell's ranks; None for a cell of one rank.
         journal: where resolutions are kept (used by rank 0).
+        save_every: steps between joint checkpoints; with ``when: arrival`` no round is applied early across one.
         deadline_grace_s: how long over a round's deadline to wait for its commit when the relay does not decide.
         on_silence: called in the loop's thread, once a wait, when it stands still and the relay does not answer.
 
     Raises:
-        ConfigError: the settings do not fit the model, or ask for a mode that is not two-site.
+        ConfigError: the settings do not fit the model or the number of cells, or there is no exchange.
     """
 
     def __init__(
@@ -71,31 +77,37 @@ class Island:
         transport: Transport,
         group: dist.ProcessGroup | None = None,
         journal: Journal,
+        save_every: int | None = None,
         deadline_grace_s: float = 30.0,
         on_silence: Callable[[], None] = lambda: None,
     ) -> None:
-        if settings.mode != "two-site":
-            raise ConfigError(f"exchange.mode: '{settings.mode}' has no shared anchor; only 'two-site' is built")
+        if settings.mode == "none":
+            raise ConfigError("exchange.mode: 'none' exchanges nothing")
         if not 0 <= cell < num_cells:
             raise ConfigError(f"cell {cell} of {num_cells} cells")
         self.cell = cell
-        self.schedule = Schedule(steps, settings.window, settings.fragments, settings.overlap)
+        self.schedule = Schedule(steps, settings.window, settings.fragments, settings.overlap, settings.warmup)
         self.map = fragment_map(
             [(name, tuple(parameter.shape)) for name, parameter in parameters.items()],
             settings.fragments,
             settings.chunk,
             settings.exact,
+            placement=settings.placement,
+            codec=settings.codec,
         )
         self._ranks = Ranks(group)
         self._shards = Shards(parameters, self._ranks)
         self._latch = Latch()
         self._waiting = Waiting(self._ranks, self._latch)
         self._courier = Courier(transport, Identity(run, config_hash, attempt, cell, seed), self._latch)
-        self._rounds = Rounds(
+        pairing = Pairing(num_cells) if settings.mode == "butterfly" else None
+        kind: Callable[..., Rounds[Any, Any]] = Anchored if pairing is None else partial(Paired, pairing)
+        self._rounds = kind(
             settings,
             self.schedule,
             self.map,
             cell=cell,
+            num_cells=num_cells,
             ranks=self._ranks,
             shards=self._shards,
             courier=self._courier,
@@ -107,11 +119,16 @@ class Island:
             config_hash=config_hash,
             num_fragments=settings.fragments,
             attempt=attempt,
+            cell=cell,
             latch=self._latch,
             on_commit=lambda fragment: self._preparer.begin(fragment),
         )
-        self._preparer = Preparer(
-            self._rounds.states, self._follower, self._courier, self._latch, settings.outer, self.schedule, cell
+        self._preparer: Preparer[Any] = Preparer(
+            [state.chunks for state in self._rounds.states],
+            self._follower,
+            self._latch,
+            self._courier.fetcher,
+            self._rounds.work,
         )
         self._progress = Progress(cell, self.schedule, self._rounds, self._follower, self._preparer, self._waiting)
         self._walk = Walk(self._progress, journal, attempt)
@@ -124,10 +141,33 @@ class Island:
             ranks=self._ranks,
             latch=self._latch,
             journal=journal,
+            pairing=pairing,
+            save_every=save_every or steps,
             on_silence=on_silence,
         )
 
+        self._warmup = Warmup(self._progress, self._due, self._ranks, self._latch)
+
     # The loop's calls
+
+    @property
+    def warming_up(self) -> bool:
+        """The first cell trains alone, and this one has not got its values yet: call ``await_warmup``, not ``step``.
+
+        Never true in the first cell, and in a run without ``exchange.warmup``.
+        """
+        return self._warmup.waits
+
+    def await_warmup(self) -> int:
+        """Wait for the first cell; call after ``resume``, while ``warming_up``. Collective.
+
+        Returns:
+            The cell's step counter: the warm-up's end once the first cell's values are here; before that the step at
+            which the first cell has saved a checkpoint, so that this one can save at the same step and both are
+            joint; or the same as before when ``hurry`` was called.
+        """
+        self._start()
+        return self._warmup.go_on()
 
     def step(self, tokens: int) -> int:
         """One inner step is done. Collective over the cell's ranks.
@@ -142,6 +182,10 @@ class Island:
             ExchangeError: a round cannot be carried out; also what went wrong in the background since the last call.
             DivergenceError: the cells' anchors are not the same.
         """
+        if self.warming_up:
+            raise ExchangeError(
+                f"cell {self.cell} waits for the first cell's warm-up: await_warmup comes before step"
+            )
         self._start()
         self._progress.step += 1
         for state in self._rounds.states:
@@ -170,7 +214,7 @@ class Island:
                 return False
             self._due.begin_last()
             self._due.settle(finishing=True)
-        self._rounds.take_anchors()
+        self._rounds.finish()
         return True
 
     def should_stop_at(self) -> int | None:
@@ -186,7 +230,7 @@ class Island:
         self._waiting.hurry = True
 
     def versions(self) -> tuple[int, ...]:
-        """Of every fragment, the commits that its anchor contains."""
+        """Of every fragment, the commits that its anchor contains; in a butterfly the windows behind it."""
         return tuple(state.version for state in self._rounds.states)
 
     def metrics(self) -> dict[str, Any]:
@@ -222,7 +266,7 @@ class Island:
         if kind == "meta" or (kind == "flight" and rest[1] == "snapshot"):
             return key.endswith(f".rank{self._ranks.rank}")
         p, c = int(rest[0]), int(rest[-1])
-        return p < len(self._rounds.states) and c in self._rounds.states[p].anchor
+        return p < len(self._rounds.states) and any(chunk.index == c for chunk in self._rounds.states[p].chunks)
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over what ``state_dict`` gave on this rank, before ``resume`` or the first ``step``.
@@ -275,4 +319,4 @@ class Island:
         return self._progress.step
 
     def _start(self) -> None:
-        self._follower.start([state.resolved_seq for state in self._rounds.states])
+        self._follower.start(self._rounds.applied())

@@ -39,6 +39,9 @@ class Journal(Protocol):
     def step_of(self, attempt: int, fragment: int, window: int) -> int | None:
         """The step at which the round was resolved in an earlier life, if it was."""
 
+    def step_before(self, attempt: int, fragment: int, window: int) -> int | None:
+        """The same in the newest earlier attempt that resolved the round."""
+
     def append(self, resolution: Resolution) -> None:
         """Keep it for good before returning."""
 
@@ -51,6 +54,10 @@ class MemoryJournal:
 
     def step_of(self, attempt: int, fragment: int, window: int) -> int | None:
         return self._steps.get((attempt, fragment, window))
+
+    def step_before(self, attempt: int, fragment: int, window: int) -> int | None:
+        steps = (self._steps.get((one, fragment, window)) for one in range(attempt - 1, 0, -1))
+        return next((step for step in steps if step is not None), None)
 
     def append(self, resolution: Resolution) -> None:
         self._steps[(resolution.attempt, resolution.fragment, resolution.window)] = resolution.step

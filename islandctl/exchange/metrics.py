@@ -9,7 +9,9 @@ class Metrics:
     """Counts over the run, and figures of each fragment's last round.
 
     ``cosine``: between this cell's contribution and the mean of all; ``norm``: of the pseudo-gradient;
-    ``residual``: ‖residual‖ / ‖what was to be sent‖. None: no round yet.
+    ``residual``: ‖residual‖ / ‖what was to be sent‖; ``distance``, in a butterfly in the cosine's place: ½‖x̂ⱼ − x̂ᵢ‖,
+    by how much partners moved towards each other; ``round_s``: seconds from the snapshot until this rank had the
+    result. None: no round yet.
     """
 
     COUNTERS = ("rounds_applied", "rounds_skipped", "rounds_late")
@@ -27,6 +29,8 @@ class Metrics:
         self.cosine: list[float | None] = [None] * num_fragments
         self.norm: list[float | None] = [None] * num_fragments
         self.residual: list[float | None] = [None] * num_fragments
+        self.distance: list[float | None] = [None] * num_fragments
+        self.round_s: list[float | None] = [None] * num_fragments
 
     def resolved(self, *, named: bool, late: bool) -> None:
         """Count a round."""
@@ -52,4 +56,6 @@ class Metrics:
             "cosine": list(self.cosine),
             "norm": list(self.norm),
             "residual": list(self.residual),
+            "distance": list(self.distance),
+            "round_s": list(self.round_s),
         }

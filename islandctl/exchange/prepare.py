@@ -1,74 +1,64 @@
-"""Computes a commit's result before it is due: fetches what it names and takes the outer step, chunk by chunk."""
+"""Computes a commit's result before it is due: fetches what it names and does the arithmetic, chunk by chunk."""
 
 from __future__ import annotations
 
-from concurrent.futures import Future
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from typing import Generic, TypeVar
 
-import torch
-from torch import Tensor
-
-from islandctl.config.recipe import Outer
-from islandctl.exchange.courier import Courier
 from islandctl.exchange.follower import Follower, Latch
 from islandctl.exchange.fragments import Chunk
-from islandctl.exchange.outer import nesterov, weighted_mean
-from islandctl.exchange.schedule import Schedule
-from islandctl.exchange.state import FragmentState, base_hash
 from islandctl.ledger.entries import Commit
 
-
-@dataclass(frozen=True)
-class Prepared:
-    """One chunk's result of one commit, ready to be installed."""
-
-    anchor: Tensor
-    momentum: Tensor
-    base: str
-    own: Tensor | None
-    """What this cell sent, decoded; None when the commit does not name it."""
-    own_square: float
-    mean_square: float
-    own_mean: float
-    """Sums for the cosine between own and mean contribution."""
+Result = TypeVar("Result")
 
 
-class Preparer:
-    """Of each fragment, the result of the next commit, on top of the anchor that is installed now.
+class Preparer(Generic[Result]):
+    """Of each fragment, the result of the next commit, on top of what is installed now.
 
     At most one commit of a fragment is prepared at a time: the next one builds on its result.
+
+    Args:
+        chunks: of every fragment, those that this rank owns.
+        work: one chunk's result of one commit that names somebody. Called in the pool's threads.
+        pool: where the work is done.
     """
 
     def __init__(
         self,
-        states: list[FragmentState],
+        chunks: Sequence[Sequence[Chunk]],
         follower: Follower,
-        courier: Courier,
         latch: Latch,
-        outer: Outer,
-        schedule: Schedule,
-        cell: int,
+        pool: Executor,
+        work: Callable[[Commit, Chunk], Result],
     ) -> None:
-        self._states = states
+        self._chunks = chunks
         self._follower = follower
-        self._courier = courier
         self._latch = latch
-        self._outer = outer
-        self._schedule = schedule
-        self._cell = cell
-        self._futures: list[tuple[int, dict[int, Future[Prepared]]] | None] = [None] * len(states)
+        self._pool = pool
+        self._work = work
+        self._begun: list[tuple[int, dict[int, Future[Result]]] | None] = [None] * len(chunks)
+        self.done_at = [0.0] * len(chunks)
+        """When the last chunk of each fragment's newest result was ready here, by the monotonic clock."""
 
     def begin(self, fragment: int) -> None:
         """Prepare the fragment's next commit, if there is one that names somebody. Any thread may call."""
         with self._latch.changed:
-            head = self._follower.next_commit(fragment)
-            if head is None or not head.named or self._futures[fragment] is not None or self._latch.closed.is_set():
+            head, begun = self._follower.next_commit(fragment), self._begun[fragment]
+            if head is None or not head.named or self._latch.closed.is_set():
+                return
+            if begun is not None and begun[0] == head.seq:
                 return
             futures = {}
-            for chunk in self._states[fragment].chunks:
-                futures[chunk.index] = self._courier.fetcher.submit(self._prepare, head, chunk)
-                futures[chunk.index].add_done_callback(lambda _: self._latch.notify())
-            self._futures[fragment] = (head.seq, futures)
+            for chunk in self._chunks[fragment]:
+                futures[chunk.index] = self._pool.submit(self._prepare, head, chunk)
+                futures[chunk.index].add_done_callback(lambda _: self._done(fragment))
+            self._begun[fragment] = (head.seq, futures)
+
+    def _done(self, fragment: int) -> None:
+        self.done_at[fragment] = time.monotonic()
+        self._latch.notify()
 
     def ready(self, fragment: int) -> bool:
         """Whether the next commit is there and can be installed at once."""
@@ -77,50 +67,28 @@ class Preparer:
             return False
         if not head.named:
             return True
-        begun = self._futures[fragment]
+        begun = self._begun[fragment]
         return begun is not None and begun[0] == head.seq and all(future.done() for future in begun[1].values())
 
-    def take(self, fragment: int) -> dict[int, Prepared]:
+    def take(self, fragment: int) -> dict[int, Result]:
         """The result by chunk index, only when ``ready`` and nothing failed; empty when nobody is named."""
-        begun = self._futures[fragment]
-        if begun is None:
+        head, begun = self._follower.next_commit(fragment), self._begun[fragment]
+        if begun is None or head is None or not head.named:
             return {}
         return {c: future.result() for c, future in begun[1].items()}
 
     def next(self, fragment: int) -> None:
         """The commit is installed: go on to the one after it."""
         with self._latch.changed:
-            self._follower.pop(fragment)
-            self._futures[fragment] = None
+            done = self._follower.pop(fragment)
+            begun = self._begun[fragment]
+            if begun is not None and begun[0] == done.seq:
+                self._begun[fragment] = None
             self.begin(fragment)
 
-    def _prepare(self, commit: Commit, chunk: Chunk) -> Prepared:
+    def _prepare(self, commit: Commit, chunk: Chunk) -> Result:
         try:
-            return self._outer_step(commit, chunk)
+            return self._work(commit, chunk)
         except BaseException as error:
             self._latch.fail(error)
             raise
-
-    def _outer_step(self, commit: Commit, chunk: Chunk) -> Prepared:
-        state, c = self._states[chunk.fragment], chunk.index
-        parts = {part.cell: self._courier.fetch(commit, part, chunk, state.base[c]) for part in commit.named}
-        mean = weighted_mean(list(parts.values()), [part.tokens for part in commit.named])
-        # Where nothing was trained a momentum step would only coast: what is owed is shared out as it is.
-        plain = self._schedule.is_final(commit.window) or not any(part.tokens for part in commit.named)
-        anchor, momentum = nesterov(
-            state.anchor[c],
-            state.momentum[c],
-            mean,
-            lr=1.0 if plain else self._outer.lr,
-            decay=0.0 if plain else self._outer.momentum,
-        )
-        own = parts.get(self._cell)
-        return Prepared(
-            anchor=anchor,
-            momentum=momentum,
-            base=base_hash(anchor, momentum),
-            own=own,
-            own_square=float(torch.dot(own, own)) if own is not None else 0.0,
-            mean_square=float(torch.dot(mean, mean)),
-            own_mean=float(torch.dot(own, mean)) if own is not None else 0.0,
-        )

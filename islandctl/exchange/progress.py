@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from islandctl.exchange.follower import Follower
 from islandctl.exchange.prepare import Preparer
 from islandctl.exchange.rounds import Rounds
@@ -16,7 +18,13 @@ class Progress:
     """The cell's step counter and its rounds, moved together. Collective over the cell's ranks."""
 
     def __init__(
-        self, cell: int, schedule: Schedule, rounds: Rounds, follower: Follower, preparer: Preparer, waiting: Waiting
+        self,
+        cell: int,
+        schedule: Schedule,
+        rounds: Rounds[Any, Any],
+        follower: Follower,
+        preparer: Preparer[Any],
+        waiting: Waiting,
     ) -> None:
         self.cell = cell
         self.schedule = schedule
@@ -33,14 +41,16 @@ class Progress:
         """Apply the fragment's next commit, which is entry ``seq``, when all ranks have it. False: ``hurry``."""
 
         def here() -> bool:
-            head = self.follower.next_commit(p)
-            return head is not None and head.seq == seq and self.preparer.ready(p)
+            return self.follower.bring(p, seq) and self.preparer.ready(p)
 
         if not self.waiting.everywhere(here):
             return False
         commit, flight = self.follower.next_commit(p), self.rounds.flights[p]
         assert commit is not None
         self.rounds.resolve(p, commit, self.preparer.take(p), self.step)
+        usual = not self.schedule.is_whole(commit.window)
+        if usual and commit.named and flight is not None and flight.window == commit.window:
+            self.rounds.metrics.round_s[p] = round(self.preparer.done_at[p] - flight.started, 4)
         self.preparer.next(p)
         if flight is not None and flight.window == commit.window and names(commit, self.cell):
             self._meet(commit, flight)

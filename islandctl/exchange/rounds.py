@@ -1,22 +1,26 @@
-"""The rounds of one cell: a snapshot becomes packets, a commit becomes values. Collective over the cell's ranks."""
+"""The rounds of one cell: a snapshot becomes packets, a commit becomes values. Collective over the cell's ranks.
+
+What both modes share. ``anchored.py`` holds the rounds with one anchor for all cells, ``paired.py`` those of pairs.
+"""
 
 from __future__ import annotations
 
-import logging
 import math
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from islandctl.config.recipe import Exchange
+from islandctl.config.exchange import Exchange
 from islandctl.errors import DivergenceError, ExchangeError, IslandError
 from islandctl.exchange.codecs import Codec, codec_named
 from islandctl.exchange.courier import Assignment, Courier
 from islandctl.exchange.follower import Latch
 from islandctl.exchange.fragments import Chunk, FragmentMap
 from islandctl.exchange.metrics import Metrics
-from islandctl.exchange.prepare import Prepared
 from islandctl.exchange.ranks import Ranks
 from islandctl.exchange.schedule import Schedule
 from islandctl.exchange.shards import Shards
@@ -24,10 +28,12 @@ from islandctl.exchange.state import Flight, FragmentState
 from islandctl.exchange.verdict import names
 from islandctl.ledger.entries import Commit
 
-log = logging.getLogger(__name__)
+State = TypeVar("State", bound=FragmentState)
+Result = TypeVar("Result")
+"""One chunk's result of one commit, ready to be installed."""
 
 
-class Rounds:
+class Rounds(ABC, Generic[State, Result]):
     """All fragments of the cell, as this rank holds them, and what happens to them.
 
     When it happens is not decided here: all ranks make the same calls in the same order.
@@ -40,6 +46,7 @@ class Rounds:
         fragments: FragmentMap,
         *,
         cell: int,
+        num_cells: int,
         ranks: Ranks,
         shards: Shards,
         courier: Courier,
@@ -49,6 +56,7 @@ class Rounds:
         self._schedule = schedule
         self._map = fragments
         self._cell = cell
+        self._alone = num_cells == 1
         self._ranks = ranks
         self._shards = shards
         self._courier = courier
@@ -57,15 +65,67 @@ class Rounds:
         self.states = [self._first_state(p) for p in range(settings.fragments)]
         self.flights: list[Flight | None] = [None] * settings.fragments
 
-    def _first_state(self, p: int) -> FragmentState:
-        fragment = self._map.fragments[p]
-        anchor = self._shards.gather(fragment)
-        return FragmentState(
-            chunks=self._shards.owned(fragment),
-            anchor=anchor,
-            momentum={c: torch.zeros_like(value) for c, value in anchor.items()},
-            residual={c: torch.zeros_like(value) for c, value in anchor.items()},
-        )
+    # What the mode decides
+
+    @abstractmethod
+    def _first_state(self, p: int) -> State:
+        """Of a run that begins: the present values are those of all cells."""
+
+    @abstractmethod
+    def _vectors(self, p: int, window: int) -> dict[int, Tensor]:
+        """What this rank's chunks have to send, residual included. Collective."""
+
+    @abstractmethod
+    def _snapshot(self, p: int, window: int) -> dict[str, Tensor]:
+        """What must be kept of this rank's part of the parameters until the round is applied."""
+
+    @abstractmethod
+    def _base(self, p: int, window: int, chunk: int) -> tuple[int, str]:
+        """(version, hash) of what the chunk's packet builds on."""
+
+    @abstractmethod
+    def work(self, commit: Commit, chunk: Chunk) -> Result:
+        """One chunk's result of a commit that names somebody. Any thread; changes nothing."""
+
+    @abstractmethod
+    def _version_after(self, p: int, commit: Commit) -> int:
+        """The version to which the commit must lead."""
+
+    @abstractmethod
+    def _apply(self, p: int, commit: Commit, mine: Flight | None, results: dict[int, Result]) -> bool:
+        """Change state and values. ``mine``: the cell's flight of that round. Gives: can the flight count no more?"""
+
+    @abstractmethod
+    def next_last(self) -> list[tuple[int, int]]:
+        """The rounds (fragment, window) that begin next, after the last step."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """All last rounds are done: the end of the run."""
+
+    @abstractmethod
+    def comes_next(self, p: int, commit: Commit | None) -> Commit | None:
+        """The ledger's next commit of the fragment, when it is this cell's turn to take it."""
+
+    @abstractmethod
+    def outdated(self, p: int, commit: Commit) -> bool:
+        """Whether the commit came after the cell had gone past its round, and names nobody."""
+
+    @abstractmethod
+    def missed(self, commit: Commit) -> bool:
+        """Whether the commit shows that others go on without this cell."""
+
+    @abstractmethod
+    def step_of(self, commit: Commit) -> int:
+        """The step that the cells of the commit have reached."""
+
+    @abstractmethod
+    def order(self, commit: Commit) -> tuple[int, ...]:
+        """Sorts commits as a walk takes them."""
+
+    @abstractmethod
+    def applied(self) -> Callable[[Commit], bool]:
+        """Tells of which commits the present state has taken in; later changes do not count."""
 
     # A round begins
 
@@ -76,18 +136,15 @@ class Rounds:
             ExchangeError: a value is not finite; nothing was sent.
         """
         state = self.states[p]
-        vector = self._owed(p)
+        vector = self._vectors(p, window)
         self._ranks.agree(self._latch.error or self._not_finite(p, window, step, vector))
-        copies = {}
-        if not self._schedule.is_final(window):
-            placements = self._map.fragments[p].placements
-            copies = {one.name: self._shards.local(one.name).clone() for one in placements}
+        whole = self._schedule.is_whole(window)
         flight = Flight(
             window=window,
             step=step,
-            apply_at=min(step + self._schedule.overlap, self._schedule.steps),
+            apply_at=step if whole else min(step + self._schedule.overlap, self._schedule.steps),
             tokens=state.tokens,
-            snapshot=copies,
+            snapshot=self._snapshot(p, window),
             vector=vector,
             payload={},
             started=time.monotonic(),
@@ -108,18 +165,6 @@ class Rounds:
                     codec = self._codec(chunk, flight.window)
                     self._courier.resend(self._assignment(p, flight, chunk), payload, codec)
 
-    def _owed(self, p: int) -> dict[int, Tensor]:
-        """v = (anchor − value) + β·residual of this rank's chunks; its first part's norm goes to the metrics."""
-        state = self.states[p]
-        vectors, moved = self._shards.gather(self._map.fragments[p]), 0.0
-        for c, value in vectors.items():
-            delta = torch.sub(state.anchor[c], value)
-            moved += float(torch.dot(delta, delta))
-            vectors[c] = torch.add(delta, state.residual[c].mul(self._settings.beta))
-        (moved,) = self._ranks.sum([moved])
-        self.metrics.norm[p] = math.sqrt(moved) if math.isfinite(moved) else None
-        return vectors
-
     def _not_finite(self, p: int, window: int, step: int, vectors: dict[int, Tensor]) -> IslandError | None:
         for chunk in self.states[p].chunks:
             bad = torch.nonzero(~torch.isfinite(vectors[chunk.index]))
@@ -133,13 +178,12 @@ class Rounds:
         return None
 
     def _assignment(self, p: int, flight: Flight, chunk: Chunk) -> Assignment:
-        state, num_chunks = self.states[p], len(self._map.fragments[p].chunks)
-        return Assignment(
-            chunk, num_chunks, flight.window, state.version, state.base[chunk.index], flight.step, flight.tokens
-        )
+        version, base = self._base(p, flight.window, chunk.index)
+        num_chunks = len(self._map.fragments[p].chunks)
+        return Assignment(chunk, num_chunks, flight.window, version, base, flight.step, flight.tokens)
 
     def _codec(self, chunk: Chunk, window: int) -> Codec:
-        if self._schedule.is_final(window):
+        if self._schedule.is_whole(window):
             return codec_named("fp32")
         exact = chunk.exact and self._settings.codec != "fp32"
         if exact:
@@ -149,11 +193,11 @@ class Rounds:
 
     # A round ends
 
-    def resolve(self, p: int, commit: Commit, prepared: dict[int, Prepared], step: int) -> None:
+    def resolve(self, p: int, commit: Commit, results: dict[int, Result], step: int) -> None:
         """Apply the fragment's next commit.
 
         Args:
-            prepared: its result for this rank's chunks; empty when it names nobody.
+            results: of this rank's chunks; empty when it names nobody.
             step: inner steps done.
 
         Raises:
@@ -161,101 +205,24 @@ class Rounds:
         """
         state, flight = self.states[p], self.flights[p]
         mine = flight if flight is not None and flight.window == commit.window else None
-        expected = state.version + (1 if commit.named else 0)
+        expected = self._version_after(p, commit)
         if commit.version != expected:
             raise DivergenceError(
                 f"cell {self._cell}, fragment {p}, window {commit.window}: the commit leads to version "
                 f"{commit.version}, this cell to {expected}"
             )
-        named = names(commit, self._cell)
-        if named:
-            self._take_part(p, mine, prepared)
-        elif commit.named:
-            self._go_along(p, mine, prepared, commit.window)
-        if commit.named and self._schedule.is_final(commit.window):
-            state.final = True
+        over = self._apply(p, commit, mine, results)
         if commit.named:  # counted, or dropped
             state.tokens -= mine.tokens if mine is not None else state.tokens
-        if commit.named and not commit.missing and not any(part.tokens for part in commit.named):
-            state.at_end = True
-        if mine is not None or commit.named:  # of another window: the anchor has moved on, no commit can name it now
+        if mine is not None or over:
             self.flights[p] = None
-        state.window = max(state.window, commit.window)
-        state.resolved_seq, state.version = commit.seq, commit.version
+        state.window, state.version = max(state.window, commit.window), max(state.version, commit.version)
+        state.resolved_seq = commit.seq
         self._courier.forget(p, commit.window)
-        self.metrics.resolved(named=named, late=mine is not None and step > mine.apply_at)
+        taken = names(commit, self._cell) or self._schedule.is_seed(commit.window)
+        self.metrics.resolved(named=taken, late=mine is not None and step > mine.apply_at)
 
-    @torch.no_grad()
-    def _take_part(self, p: int, mine: Flight | None, prepared: dict[int, Prepared]) -> None:
-        """The commit names this cell: residual and value follow what was sent.
-
-        Without a flight (a walk) the packet is from an earlier life, and so is what its encoding left out: the
-        learning is in the anchor, and nothing is owed.
-        """
-        state = self.states[p]
-        for c, result in prepared.items():
-            assert result.own is not None
-            if mine is None:
-                state.residual[c] = torch.zeros_like(result.anchor)
-            else:
-                left = torch.sub(mine.vector[c], result.own)
-                if self._settings.apply == "blend":  # the value still holds the share alpha of what was owed, whole
-                    alpha = self._settings.alpha
-                    left = torch.add(left.mul(1 - alpha), state.residual[c].mul(alpha))
-                state.residual[c] = left
-            _install(state, c, result)
-        if mine is not None:
-            self._measure(p, prepared, mine.vector)
-        self._take_over(p, mine, blend=self._settings.apply == "blend")
-
-    @torch.no_grad()
-    def _go_along(self, p: int, mine: Flight | None, prepared: dict[int, Prepared], window: int) -> None:
-        """The commit names only others: the round is missed, and with it what this cell has learnt for it.
-
-        It stands where the others stand, plus what it has trained since its own snapshot for that round. To bring
-        the rest later, on top of what they have learnt meanwhile, would take the same steps twice.
-        """
-        state = self.states[p]
-        dropped = mine.tokens if mine is not None else state.tokens
-        if dropped:
-            told = "fragment %d, window %d: committed without this cell; the %d tokens trained for it are dropped"
-            log.warning(told, p, window, dropped)
-        for c, result in prepared.items():
-            _install(state, c, result)
-        self._take_over(p, mine, blend=False)
-
-    @torch.no_grad()
-    def _take_over(self, p: int, mine: Flight | None, *, blend: bool) -> None:
-        """The value becomes the anchor, plus what was trained since the snapshot."""
-        snapshot = mine.snapshot if mine is not None else {}
-        for name, anchor in self._shards.scatter(self._map.fragments[p], self.states[p].anchor):
-            value = self._shards.local(name)
-            if not snapshot:  # a walk, or a final round: nothing was trained meanwhile
-                value.copy_(anchor)
-            elif blend:
-                alpha = self._settings.alpha
-                value.copy_(value.mul(alpha).add(anchor.mul(1 - alpha)))
-            else:
-                value.copy_(anchor.add(value.sub(snapshot[name])))
-
-    @torch.no_grad()
-    def take_anchors(self) -> None:
-        """Every value becomes its anchor: the end of the run."""
-        for fragment, state in zip(self._map.fragments, self.states, strict=True):
-            for name, anchor in self._shards.scatter(fragment, state.anchor):
-                self._shards.local(name).copy_(anchor)
-
-    def _measure(self, p: int, prepared: dict[int, Prepared], vectors: dict[int, Tensor]) -> None:
-        sums = [0.0] * 5
-        for c, result in prepared.items():
-            owed, left = vectors[c], self.states[p].residual[c]
-            of_chunk = (result.own_square, result.mean_square, result.own_mean, torch.dot(owed, owed).item(),
-                        torch.dot(left, left).item())  # fmt: skip
-            sums = [total + value for total, value in zip(sums, of_chunk, strict=True)]
-        own, mean, product, owed_square, left_square = self._ranks.sum(sums)
-        self.metrics.cosine[p] = product / math.sqrt(own * mean) if own * mean > 0 else None
-        self.metrics.residual[p] = math.sqrt(left_square / owed_square) if owed_square > 0 else None
-
-
-def _install(state: FragmentState, c: int, result: Prepared) -> None:
-    state.anchor[c], state.momentum[c], state.base[c] = result.anchor, result.momentum, result.base
+    def _norm(self, p: int, square: float) -> None:
+        """Tell the norm of what the fragment has learnt; ``square`` is this rank's part. Collective."""
+        (total,) = self._ranks.sum([square])
+        self.metrics.norm[p] = math.sqrt(total) if math.isfinite(total) else None

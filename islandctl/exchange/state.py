@@ -2,8 +2,10 @@
 
 Keys (p: fragment, c: chunk, r: rank)::
 
-    anchor.<p>.<c>  momentum.<p>.<c>  residual.<p>.<c>     fp32, with the chunk's owner
-    flight.<p>.vector.<c>                                  fp32, what was to be sent: pseudo-gradient plus residual
+    anchor.<p>.<c>  residual.<p>.<c>                       fp32, with the chunk's owner
+    momentum.<p>.<c>  sum.<p>.<c>  held.<p>.<c>            the same: what the outer optimizer remembers, see ``outer``
+    reference<b>.<p>.<c>  residual<b>.<p>.<c>              the same in a butterfly, of the pair by bit b
+    flight.<p>.vector.<c>                                  fp32, what was to be sent, residual included
     flight.<p>.payload.<c>                                 uint8, what was sent: the encoded vector
     flight.<p>.snapshot.<parameter>.rank<r>                fp32, rank r's part of the snapshot
     meta.rank<r>                                           uint8, JSON
@@ -14,7 +16,7 @@ No two ranks have a key in common, so all ranks' dictionaries can be saved side 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,22 +26,18 @@ from torch import Tensor
 
 from islandctl.errors import CheckpointError
 from islandctl.exchange.fragments import Chunk
+from islandctl.exchange.outer import OuterState
 from islandctl.ledger.packet import canonical_json, digest
 
 
-@dataclass
+@dataclass(kw_only=True)
 class FragmentState:
     """One fragment, as this rank owns it; tensors are replaced, never written to."""
 
     chunks: list[Chunk]
-    """Those that this rank owns; the dictionaries' keys are their indices."""
-    anchor: dict[int, Tensor]
-    momentum: dict[int, Tensor]
-    residual: dict[int, Tensor]
-    base: dict[int, str] = field(default_factory=dict)
-    """Hash of each chunk's anchor and momentum."""
+    """Those that this rank owns; the keys of the tensors are their indices."""
     version: int = 0
-    """Commits that the anchor contains."""
+    """As in the ledger: commits that the anchor contains; in a butterfly windows behind it."""
     window: int = -1
     """Of the last round that is resolved."""
     resolved_seq: int = -1
@@ -49,14 +47,75 @@ class FragmentState:
     at_end: bool = False
     """Every cell has trained its last step: a commit named all of them, with no tokens since the one before."""
     final: bool = False
-    """The run's final round is in the anchor."""
+    """The run's final round, or the last of them, is behind it."""
+
+    def kept(self, chunk: int) -> dict[str, Tensor]:
+        """What a checkpoint keeps of a chunk, by the first part of its keys."""
+        raise NotImplementedError
+
+    def restore(self, chunk: int, kept: dict[str, Tensor]) -> None:
+        """Take it over."""
+        raise NotImplementedError
+
+    def rehash(self) -> None:
+        """Compute the hashes anew, after ``restore``."""
+        raise NotImplementedError
+
+
+@dataclass(kw_only=True)
+class AnchorState(FragmentState):
+    """With one anchor for all cells."""
+
+    anchor: dict[int, Tensor]
+    residual: dict[int, Tensor]
+    outer: dict[int, OuterState]
+    base: dict[int, str] = field(default_factory=dict)
+    """Hash of each chunk's anchor and outer state."""
 
     def __post_init__(self) -> None:
         self.rehash()
 
+    def kept(self, chunk: int) -> dict[str, Tensor]:
+        return {"anchor": self.anchor[chunk], "residual": self.residual[chunk], **self.outer[chunk]}
+
+    def restore(self, chunk: int, kept: dict[str, Tensor]) -> None:
+        self.anchor[chunk], self.residual[chunk] = kept["anchor"], kept["residual"]
+        self.outer[chunk] = {name: kept[name] for name in self.outer[chunk]}
+
     def rehash(self) -> None:
-        """Compute ``base`` anew."""
-        self.base = {c: base_hash(self.anchor[c], self.momentum[c]) for c in self.anchor}
+        self.base = {c: outer_hash(self.anchor[c], self.outer[c]) for c in self.anchor}
+
+
+@dataclass(kw_only=True)
+class PairState(FragmentState):
+    """With a reference and a residual for each of the k partners; the index is the bit of the pair."""
+
+    reference: list[dict[int, Tensor]]
+    residual: list[dict[int, Tensor]]
+    base: list[dict[int, str]] = field(default_factory=list)
+    """Hash of each chunk's reference."""
+
+    def __post_init__(self) -> None:
+        self.rehash()
+
+    def kept(self, chunk: int) -> dict[str, Tensor]:
+        found = {f"reference{bit}": store[chunk] for bit, store in enumerate(self.reference)}
+        return found | {f"residual{bit}": store[chunk] for bit, store in enumerate(self.residual)}
+
+    def restore(self, chunk: int, kept: dict[str, Tensor]) -> None:
+        for bit in range(len(self.reference)):
+            self.reference[bit][chunk] = kept[f"reference{bit}"]
+            self.residual[bit][chunk] = kept[f"residual{bit}"]
+
+    def rehash(self) -> None:
+        # All references begin as one and the same tensor: it is hashed once.
+        known: dict[int, str] = {}
+        self.base = []
+        for store in self.reference:
+            for value in store.values():
+                if id(value) not in known:
+                    known[id(value)] = base_hash(value)
+            self.base.append({c: known[id(value)] for c, value in store.items()})
 
 
 @dataclass
@@ -69,7 +128,7 @@ class Flight:
     apply_at: int
     tokens: int
     snapshot: dict[str, Tensor]
-    """This rank's part of every parameter of the fragment; empty in a final round."""
+    """This rank's part of every parameter of the fragment; empty where nobody trains meanwhile."""
     vector: dict[int, Tensor]
     payload: dict[int, Future[bytes]]
     moved: int = 0
@@ -78,10 +137,14 @@ class Flight:
     """On the process's monotonic clock, for the deadline only."""
 
 
-def base_hash(anchor: Tensor, momentum: Tensor) -> str:
-    """Hash of a chunk's anchor and outer momentum: little-endian fp32, one after the other."""
-    parts = [part.numpy().astype("<f4", copy=False).tobytes() for part in (anchor, momentum)]
-    return digest(b"".join(parts))
+def base_hash(*parts: Tensor) -> str:
+    """Hash of what a chunk's packets build on: little-endian fp32, one after the other."""
+    return digest(b"".join(part.numpy().astype("<f4", copy=False).tobytes() for part in parts))
+
+
+def outer_hash(anchor: Tensor, outer: OuterState) -> str:
+    """The same of an anchor and its outer state, that by name."""
+    return base_hash(anchor, *(outer[name] for name in sorted(outer)))
 
 
 def done(payload: bytes) -> Future[bytes]:
@@ -92,15 +155,14 @@ def done(payload: bytes) -> Future[bytes]:
 
 
 def save(
-    states: list[FragmentState], flights: list[Flight | None], meta: dict[str, Any], rank: int
+    states: Sequence[FragmentState], flights: list[Flight | None], meta: dict[str, Any], rank: int
 ) -> dict[str, Tensor]:
     """This rank's part of the checkpoint. Waits for packets that are being encoded, not for the network."""
     tensors: dict[str, Tensor] = {}
     for p, state in enumerate(states):
-        for c in state.anchor:
-            tensors[f"anchor.{p}.{c}"] = state.anchor[c]
-            tensors[f"momentum.{p}.{c}"] = state.momentum[c]
-            tensors[f"residual.{p}.{c}"] = state.residual[c]
+        for chunk in state.chunks:
+            for kind, tensor in state.kept(chunk.index).items():
+                tensors[f"{kind}.{p}.{chunk.index}"] = tensor
     for p, flight in enumerate(flights):
         if flight is None:
             continue
@@ -154,7 +216,7 @@ def load_meta(tensors: Mapping[str, Tensor], rank: int) -> dict[str, Any]:
 def load(
     tensors: Mapping[str, Tensor],
     meta: Mapping[str, Any],
-    states: list[FragmentState],
+    states: Sequence[FragmentState],
     parts: list[dict[str, Tensor]],
     rank: int,
 ) -> list[Flight | None]:
@@ -172,9 +234,13 @@ def load(
     """
     flights: list[Flight | None] = []
     for p, (state, told, record) in enumerate(zip(states, meta["fragments"], meta["flights"], strict=True)):
-        for kind, store in (("anchor", state.anchor), ("momentum", state.momentum), ("residual", state.residual)):
-            for chunk in state.chunks:
-                store[chunk.index] = _take(tensors, f"{kind}.{p}.{chunk.index}", (chunk.numel,)).clone()
+        for chunk in state.chunks:
+            c = chunk.index
+            kept = {
+                kind: _take(tensors, f"{kind}.{p}.{c}", tuple(one.shape)).clone()
+                for kind, one in state.kept(c).items()
+            }
+            state.restore(c, kept)
         state.rehash()
         for name, value in told.items():
             setattr(state, name, value)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from islandctl.exchange.journal import Journal
 from islandctl.exchange.progress import Progress
-from islandctl.exchange.verdict import names
 from islandctl.ledger.entries import Commit
 
 log = logging.getLogger(__name__)
@@ -35,15 +34,15 @@ class Walk:
         """The ledger's head when the others have gone on alone: past this cell's step, or by two rounds and more."""
         head = self._progress.follower.head
         missed = list(self._without_us(head))
-        far = any(part.step > self._progress.step for commit in missed for part in commit.named)
+        far = any(self._progress.rounds.step_of(commit) > self._progress.step for commit in missed)
         return head if far or len(missed) > len({commit.fragment for commit in missed}) else None
 
     def _without_us(self, head: int) -> Iterator[Commit]:
-        """Commits up to ``head`` that name only others, and that this cell did not apply in an earlier life."""
+        """Commits up to ``head`` with which others went on, and that this cell did not apply in an earlier life."""
         for p, queue in enumerate(self._progress.follower.queues):
             for commit in list(queue):
                 known = self._journal.step_of(self._attempt, p, commit.window) is not None
-                if commit.seq <= head and commit.named and not known and not names(commit, self._progress.cell):
+                if commit.seq <= head and not known and self._progress.rounds.missed(commit):
                     yield commit
 
     def go(self, head: int) -> bool:
@@ -58,18 +57,23 @@ class Walk:
         # In the follower's order every rank has the same commits up to the head.
         todo = sorted(
             ((commit, p) for p, queue in enumerate(progress.follower.queues) for commit in list(queue)),
-            key=lambda each: each[0].seq,
+            key=lambda each: progress.rounds.order(each[0]),
         )
         todo = [(commit, p) for commit, p in todo if commit.seq <= head]
-        began, missed = progress.step, sum(not names(commit, progress.cell) for commit, _ in todo if commit.named)
+        began, missed = progress.step, sum(progress.rounds.missed(commit) for commit, _ in todo)
+        dropped = [0] * len(progress.rounds.states)
         for commit, p in todo:
+            before = progress.rounds.states[p].tokens
             if not progress.resolve(p, commit.seq):
                 return False
-            progress.put_forward(max((part.step for part in commit.named), default=0) - progress.step)
+            if progress.rounds.missed(commit):
+                dropped[p] += before - progress.rounds.states[p].tokens
+            progress.put_forward(progress.rounds.step_of(commit) - progress.step)
         progress.put_forward(min(progress.first_open_step() - 1, progress.schedule.steps) - progress.step)
         log.warning(
             "rejoined at step %d, from step %d: took over %d rounds, %d of them without this cell. What was sent "
-            "counts and is not sent again; what this cell trained and no round counted is dropped",
-            *(progress.step, began, len(todo), missed),
+            "counts and is not sent again; what this cell trained and no round counted is dropped, in its present "
+            "life at most %d tokens of a fragment",
+            *(progress.step, began, len(todo), missed, max(dropped)),
         )
         return True

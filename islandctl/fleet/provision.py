@@ -57,7 +57,7 @@ def worker_needs(optimizer: str = "adamw") -> Needs:
     """Of a node that trains.
 
     Args:
-        optimizer: the recipe's ``training.optimizer.kind``.
+        optimizer: the recipe's ``training.optimizer.kind``; empty: a script has its own.
     """
     needs = Needs("a worker", WORKER_REQUIREMENTS, WORKER_IMPORTS)
     if optimizer != "soap":

@@ -30,7 +30,8 @@ BEAT_S = 2.0
 """How often state.json is written anew while nothing changes."""
 START_TIMEOUT_S = 10.0
 CRASH_GRACE_S = 10.0
-RESERVED, RESERVED_BYTES = ".reserved", 4096
+RESERVED, RESERVED_BYTES = ".reserved", 16 << 10
+"""Enough for the longest reason of an end, each of its letters escaped."""
 BY_BUDGET = "stopped by budget"
 BUDGET_GRACE_S = 900.0
 """Between asking the child to end, since the budget is used up, and ending it: cells end together at one step."""
@@ -141,34 +142,60 @@ def end_marked(mark: str, job: str | None, timeout_s: float, spare: tuple[int, .
 
 def read_json(path: str) -> dict[str, Any] | None:
     """The object in a file; None if there is no such file or it holds none."""
-    try:
-        with open(path) as file:
-            value = json.load(file)
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
+    for _ in range(2):  # who has opened a file, and reads it only two writings later, may meet the second one
+        try:
+            with open(path) as file:
+                value = json.load(file)
+        except OSError:
+            return None
+        except ValueError:
+            continue
+        return value if isinstance(value, dict) else None
+    return None
 
 
 def reserve(path: str) -> None:
-    """Hold space for one ``write_json`` of this path, so that a disk that fills up cannot swallow the last word."""
-    with contextlib.suppress(OSError), open(path + RESERVED, "wb") as file:
-        file.write(b" " * RESERVED_BYTES)
-        file.flush()
-        os.fsync(file.fileno())
+    """Hold space for one ``write_json`` of this path, so that a disk that fills up cannot swallow the word."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path + RESERVED, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        with open(descriptor, "wb", buffering=0) as file:
+            missing = RESERVED_BYTES - os.fstat(descriptor).st_size
+            if missing > 0:
+                file.write(b" " * missing)
+                os.fsync(descriptor)
 
 
-def write_json(path: str, value: dict[str, Any], durable: bool = False) -> None:
-    """Replace the file in one step; ``durable``: it also survives a power cut. Takes the space held for it first."""
+def write_json(path: str, value: dict[str, Any], durable: bool = False, hold: bool = False) -> None:
+    """Replace the file in one step; ``durable``: it also survives a power cut. Takes the space held for it first.
+
+    ``hold``: the file that was replaced holds the space for the next time, so that a full disk stops none of them.
+    """
     aside = f"{path}.{os.getpid()}.tmp"
     with contextlib.suppress(OSError):
         os.rename(path + RESERVED, aside)
+        if os.path.samefile(aside, path):  # somebody was killed between the link and the replacement below
+            os.unlink(aside)
     data = json.dumps(value, indent=1).encode() + b"\n"
     with open(os.open(aside, os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:
         file.write(data.ljust(os.fstat(file.fileno()).st_size))
         if durable:
             file.flush()
             os.fsync(file.fileno())
+    if hold:
+        with contextlib.suppress(OSError):  # there is no file yet, or the file system knows no links
+            os.link(path, path + RESERVED)
     os.replace(aside, path)
+    if hold:
+        reserve(path)
+
+
+def append_line(descriptor: int, line: str) -> None:
+    """One more line of a log, whole; on a full disk it is lost whole."""
+    data = line.encode(errors="replace") + b"\n"
+    with contextlib.suppress(OSError):
+        written = os.write(descriptor, data)
+        if written < len(data):  # where the disk ends, the beginning of a line is written without an error
+            os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
 
 
 def _signature(path: str | None) -> list[int] | None:
@@ -202,6 +229,11 @@ def lives(state: dict[str, Any] | None) -> bool:
     )
 
 
+def loss(state: dict[str, Any]) -> str:
+    """Why the supervisor that wrote this state is lost."""
+    return "the node was rebooted" if state.get("boot_id") != boot_id() else "the supervisor was killed"
+
+
 def states(folders: list[str]) -> list[dict[str, Any]]:
     """What the supervisors of these folders do; the keys are those of ``SupervisorState``."""
     answers: list[dict[str, Any]] = []
@@ -217,8 +249,7 @@ def states(folders: list[str]) -> list[dict[str, Any]]:
         if state["state"] in LIVE and not lives(state):
             # Its last word counts, also where a full disk left no room to tell the state after it.
             answer["state"] = "ended" if os.path.exists(os.path.join(folder, "exit.json")) else "lost"
-            rebooted = state.get("boot_id") != boot_id()
-            answer["reason"] = "the node was rebooted" if rebooted else "the supervisor was killed"
+            answer["reason"] = loss(state)
             job = read_json(os.path.join(folder, "job.json")) or {}
             rest = marked(job["mark"], job["name"]) if "mark" in job else ()
             answer["orphans"] = any(LIFE in environ for _, _, environ in rest)  # the next supervisor has none
@@ -261,18 +292,16 @@ class Supervisor:
         return os.path.join(self.folder, name)
 
     def _log(self, text: str) -> None:
-        with contextlib.suppress(OSError):  # a full disk must not end the training that we keep
-            sys.stderr.write(f"{utc()} {self.job['name']}: {text}\n")
-            sys.stderr.flush()
+        append_line(2, f"{utc()} {self.job['name']}: {text}")
 
-    def _count(self) -> None:
+    def _count(self, hold: bool) -> None:
         """Keep what is used of the budget; when that is all of it, ask the child to end (file ``spent``)."""
         now = time.monotonic()
         self.used_s, self._counted = self.used_s + now - self._counted, now
         if self.job.get("budget_s") is None:
             return
         try:
-            write_json(self._path("used.json"), {"seconds": self.used_s})
+            write_json(self._path("used.json"), {"seconds": self.used_s}, hold=hold)
             if self._overdrawn():
                 open(self._path("spent"), "w").close()
         except OSError as error:
@@ -283,7 +312,8 @@ class Supervisor:
         return budget is not None and self.used_s >= budget + by_s
 
     def _tell(self, state: str, **more: Any) -> None:
-        self._count()
+        hold = state != "ended"
+        self._count(hold)
         if state != self.state.get("state"):
             self.state["since"] = utc()
         self.state.update(
@@ -296,7 +326,7 @@ class Supervisor:
             **more,
         )
         try:
-            write_json(self._path("state.json"), self.state)
+            write_json(self._path("state.json"), self.state, hold=hold)
         except OSError as error:
             self._log(f"state.json not written: {error}")
 
@@ -329,12 +359,13 @@ class Supervisor:
             signal.signal(number, self._on_signal)
         # What lies there now is of an earlier life, unless a lost predecessor had a child since.
         before = _signature(self.job.get("outcome")) if held is None else held.get("outcome_before")
-        self._tell("starting", child_pid=None, outcome_before=before, last=(held or {}).get("last", ""))
         if held is not None:
             self.restarts = held.get("restarts", 0)
             self._log(f"taking over from supervisor {held.get('supervisor_pid')}, which was lost")
+        self._tell("starting", child_pid=None, outcome_before=before, last=loss(held) if held else "")
         reserve(self._path("exit.json"))
-        self._end_rest()
+        # Workers that a lost predecessor has left may be well: they get the time that a checkpoint takes.
+        self._end_rest(self._stop_timeout_s() if held is not None else self._grace_s())
         verdict = self._told(before) if held is not None else None
         if verdict is not None and verdict["outcome"] != "finished":
             verdict = None  # stopped or failed before we were asked to start it again
@@ -351,7 +382,7 @@ class Supervisor:
                 self.restarts += 1
                 self.failures += 1
                 self._pause(code, self._cause(code, before))
-        left = self._end_rest()
+        left = self._end_rest(self._grace_s())
         if left:
             verdict["reason"] = f"{verdict.get('reason', '')}; processes that would not end: {left}"
         if verdict["outcome"] == "stopped" and self._overdrawn():
@@ -384,7 +415,7 @@ class Supervisor:
         self._end_group(pid)
         code = self.child.wait()
         self.child = None
-        self._end_rest()
+        self._end_rest(self._grace_s())
         self._log(f"pid {pid}: {ending(code)}")
         return code
 
@@ -416,8 +447,8 @@ class Supervisor:
         return self._path(f"logs/{self.job['name'].rpartition('/')[2]}.log")
 
     def _note(self, line: str) -> None:
-        with contextlib.suppress(OSError), open(self._node_log(), "a") as log:
-            log.write(line + "\n")
+        with contextlib.suppress(OSError), open(self._node_log(), "ab", buffering=0) as log:
+            append_line(log.fileno(), line)
 
     def _end_group(self, pid: int) -> None:
         """TERM the child's group, wait, KILL. The child is not reaped yet, so the number is still ours."""
@@ -435,8 +466,10 @@ class Supervisor:
 
     def _grace_s(self) -> float:
         """Between TERM and KILL: what the job asks for when it is stopped, less for the rest of a crashed child."""
-        asked = float(self.job.get("stop_timeout_s", 60.0))
-        return asked if self.asked else min(asked, CRASH_GRACE_S)
+        return self._stop_timeout_s() if self.asked else min(self._stop_timeout_s(), CRASH_GRACE_S)
+
+    def _stop_timeout_s(self) -> float:
+        return float(self.job.get("stop_timeout_s", 60.0))
 
     @staticmethod
     def _group_lives(group: int) -> bool:
@@ -446,9 +479,9 @@ class Supervisor:
                 return True
         return False
 
-    def _end_rest(self) -> list[int]:
+    def _end_rest(self, grace_s: float) -> list[int]:
         """End what carries our name but left the group, or was left by a predecessor."""
-        return end_marked(self.job["mark"], self.job["name"], self._grace_s(), (os.getpid(),))
+        return end_marked(self.job["mark"], self.job["name"], grace_s, (os.getpid(),))
 
     def _told(self, before: list[int] | None) -> dict[str, Any] | None:
         """The child's own last word, if it was said since ``before`` and is final."""

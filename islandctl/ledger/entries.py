@@ -6,9 +6,9 @@ wall-clock time ``at`` is for people; nothing is decided by it.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, TypeAdapter, model_serializer
 
 from islandctl.config.model import Model
 
@@ -50,11 +50,25 @@ class Commit(_Entry):
     fragment: int
     window: int
     version: int
-    """The fragment's version after this commit (unchanged when ``named`` is empty)."""
+    """The fragment's version after this commit (unchanged when ``named`` is empty). Of a pair: the next window."""
     named: tuple[Contribution, ...]
     """In cell order."""
     missing: tuple[int, ...] = ()
+    pair: tuple[int, int] | None = None
+    """In a butterfly the two cells whose round this is, the lower number first. Not written where there is none."""
     reason: Literal["complete", "deadline", "alone"]
+
+    @model_serializer(mode="wrap")
+    def _without_no_pair(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A run without pairs has the same lines, and hashes, as before there were any."""
+        fields: dict[str, Any] = write(self)
+        if fields.get("pair") is None:
+            fields.pop("pair", None)
+        return fields
+
+    def concerns(self, cell: int) -> bool:
+        """Whether the round is one of this cell's."""
+        return self.pair is None or cell in self.pair
 
 
 class Checkpoint(_Entry):
@@ -66,7 +80,8 @@ class Checkpoint(_Entry):
     manifest: str
     """Hash of the checkpoint's manifest file."""
     versions: tuple[int, ...]
-    """Version of every fragment at that step. Cells' checkpoints are joint when step and versions agree."""
+    """Version of every fragment at that step (in a butterfly: windows behind it). Cells' checkpoints are joint when
+    step and versions agree."""
 
 
 class Rewind(_Entry):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from islandctl.config.model import Model
-from islandctl.ledger.entries import Checkpoint, Entry, Rewind
+from islandctl.ledger.entries import Checkpoint, Commit, Entry, Rewind
 
 
 class JointCheckpoint(Model):
@@ -39,6 +39,8 @@ class Lineage:
         self._registered: dict[int, dict[int, Checkpoint]] = {}  # of this attempt: step → cell → entry
         self._joint: dict[int, JointCheckpoint] = {}
         self._cut: list[Unjoined] = []
+        self._passed: dict[int, int] = {}  # joint step → how many a cell had behind it, while it went on alone
+        self._alone_seq = -1  # the last commit that did not wait for somebody
 
     def add(self, entry: Entry) -> JointCheckpoint | None:
         """Take in one entry; gives the joint checkpoint that it completes, if it does."""
@@ -48,6 +50,8 @@ class Lineage:
             # A cell that repeats its steps may register a step again: the last one is what lies on its disk.
             self._registered.setdefault(entry.step, {})[entry.cell] = entry
             return self._join(entry.step)
+        elif isinstance(entry, Commit) and entry.reason == "alone":
+            self._alone_seq = entry.seq
         return None
 
     def registered(self, step: int, cell: int) -> Checkpoint | None:
@@ -58,6 +62,24 @@ class Lineage:
     def joint(self) -> list[JointCheckpoint]:
         """Oldest first."""
         return [self._joint[step] for step in sorted(self._joint)]
+
+    def alone(self, cell: int) -> list[tuple[int, int]]:
+        """(attempt, step) of what ``cell`` has registered in this attempt, and a cell that was away has not.
+
+        Rounds were committed since then without that cell. So it will hardly come by there: it rejoins further on.
+        """
+        return [
+            (self._attempt, step)
+            for step, entries in sorted(self._registered.items())
+            if cell in entries and step not in self._joint and entries[cell].seq < self._alone_seq
+        ]
+
+    def kept(self, keep: int) -> list[JointCheckpoint]:
+        """The joint checkpoints, oldest first, that cells still have which keep ``keep`` of those in ``alone``.
+
+        A cell that was away may complete one when the others have removed their part of it already.
+        """
+        return [one for one in self.joint if self._passed.get(one.step, 0) < keep]
 
     def unjoined(self, cells: Sequence[str]) -> list[Unjoined]:
         """Why steps newer than the newest joint checkpoint do not count, oldest first. ``cells``: names in order."""
@@ -81,8 +103,15 @@ class Lineage:
             manifests=tuple(entries[cell].manifest for cell in range(self._num_cells)),
             versions=entries[0].versions,
         )
+        if step not in self._joint:
+            self._passed[step] = max(self._newer(cell, entry) for cell, entry in entries.items())
         self._joint[step] = checkpoint
         return checkpoint
+
+    def _newer(self, cell: int, entry: Checkpoint) -> int:
+        """How many newer ones the cell has registered, if meanwhile it went on alone."""
+        newer = [step for step, entries in self._registered.items() if step > entry.step and cell in entries]
+        return len(newer) if entry.seq < self._alone_seq else 0
 
     def _rewind(self, entry: Rewind) -> None:
         for step in sorted(self._joint):
@@ -94,6 +123,7 @@ class Lineage:
             self._joint[entry.step] = JointCheckpoint(
                 attempt=self._attempt, step=entry.step, manifests=entry.manifests, versions=entry.versions
             )
+        self._passed[entry.step] = 0  # it was found whole everywhere
         self._attempt = entry.attempt
         self._registered = {}
 

@@ -55,7 +55,7 @@ class PacketHeader(Model):
     version: int = Field(ge=0)
     """Commits that the anchor it builds on contains."""
     base: str
-    """Hash of the chunk's anchor and outer momentum that it builds on."""
+    """Hash of the chunk's anchor and outer state that it builds on."""
     step: int = Field(ge=0)
     """The cell's step counter at the snapshot. Cells whose counters have drifted apart align them by it."""
     tokens: int = Field(ge=0)

@@ -37,7 +37,7 @@ def budget_finding(plan: Plan) -> Finding | None:
         return None
     text = f"lasts {seconds_text(allowed)}"
     steps = [estimate.step.value for estimate in plan.estimates if estimate.step is not None]
-    if len(steps) < len(plan.estimates):
+    if not steps or len(steps) < len(plan.estimates):
         return Finding(level="ok", place="budget", text=f"{text}; what the steps need is unknown")
     need = plan.recipe.training.steps * max(steps)
     text = f"{text}; the steps alone need {seconds_text(need)}"

@@ -25,12 +25,23 @@ class Accelerator(Model):
     """Best bf16 matrix rate, FLOP/s: measured where a measurement is known."""
     matrix_source: str = ""
     """Where ``matrix_flops`` comes from, in words."""
+    peak_flops: float | None = None
+    """The data sheet's dense bf16 rate, to which model FLOPs utilisation (MFU) is counted."""
+    fp8_flops: float | None = None
+    """fp8 matrix rate, FLOP/s."""
+    memory_bytes_per_s: float | None = None
     link_bytes_per_s: float | None = None
     """One direction, all links between the accelerators of one node."""
     price_low: float | None = None
     """US dollars per hour."""
     price_high: float | None = None
     price_source: str = ""
+    watts: float | None = None
+    """Of the board."""
+
+
+FP8_SHARE = 0.7
+"""Of the data sheet's fp8 rate (assumption: below bf16's measured 0.8, since values are scaled and cast)."""
 
 
 @cache
@@ -53,6 +64,10 @@ def _accelerator(row: dict[str, str], usual_ratio: float) -> Accelerator:
         memory_bytes=int(float(row["memory_gb"]) * 1e9),
         matrix_flops=flops * 1e12,
         matrix_source=source,
+        peak_flops=float(row["bf16_tflops"]) * 1e12,
+        fp8_flops=float(row["fp8_tflops"]) * 1e12 * FP8_SHARE if row["fp8_tflops"] else None,
+        memory_bytes_per_s=float(row["memory_tb_s"]) * 1e12,
+        watts=float(row["watts"]),
         link_bytes_per_s=float(row["link_gb_s"]) * 1e9,
         price_low=float(row["price_low"]) if row["price_low"] else None,
         price_high=float(row["price_high"]) if row["price_high"] else None,
@@ -85,6 +100,11 @@ def accelerator(site: Loaded[SiteProfile]) -> Accelerator:
         own |= {"memory_bytes": gpu.memory}
     if gpu.bf16 is not None:
         own |= {"matrix_flops": gpu.bf16, "matrix_source": "gpu.bf16 of the profile"}
+        own |= {} if known.peak_flops else {"peak_flops": gpu.bf16}
+    if gpu.memory_rate is not None:
+        own |= {"memory_bytes_per_s": gpu.memory_rate}
+    if gpu.link is not None:
+        own |= {"link_bytes_per_s": gpu.link}
     if price is not None:
         own |= {"price_low": price, "price_high": price, "price_source": "profile"}
     return known.model_copy(update=own)

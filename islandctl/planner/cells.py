@@ -10,6 +10,7 @@ from islandctl.config.load import Loaded
 from islandctl.config.recipe import Recipe
 from islandctl.config.site import SiteProfile
 from islandctl.errors import ConfigError
+from islandctl.ledger.pairs import nearest_powers
 from islandctl.planner.plan import CellPlan, NodePlan
 
 
@@ -66,12 +67,11 @@ def _num_cells(recipe: Loaded[Recipe], num_sites: int) -> int:
             hint="add another --site, or set exchange.mode: none",
         )
     if exchange.mode == "butterfly" and (num_cells < 2 or num_cells & (num_cells - 1)):
-        lower = max(2, 1 << (num_cells.bit_length() - 1))
-        upper = max(2, lower * 2)
-        nearest = str(lower) if num_cells < 2 else f"{lower} or {upper}"
+        near = nearest_powers(num_cells)
+        nearest = " or ".join(str(one) for one in near)
         raise ConfigError(
             f"{place}: mode butterfly pairs 2, 4, 8, … cells, not {num_cells}; nearest: {nearest}",
-            hint=f"set exchange.cells: {lower}",
+            hint=f"set exchange.cells: {near[0]}",
         )
     if num_cells % num_sites:
         raise ConfigError(
@@ -96,8 +96,8 @@ def _cells_of(loaded: Loaded[SiteProfile], num_cells: int, first_index: int) -> 
     for number in range(num_cells):
         first_rank = number * num_ranks
         node_numbers = range(first_rank // per_node, -(-(first_rank + num_ranks) // per_node))
-        nodes = tuple(
-            NodePlan(index=index, host=_host(site, node), num_ranks=min(num_ranks, per_node))
+        nodes = tuple(  # checked above; thousands of them are made
+            NodePlan.model_construct(index=index, host=_host(site, node), num_ranks=min(num_ranks, per_node))
             for index, node in enumerate(node_numbers)
         )
         name = site.name if num_cells == 1 else f"{site.name}-{number}"

@@ -1,53 +1,70 @@
-"""What a run costs an hour, where prices are known."""
+"""What a run costs, where prices are known."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from islandctl.config.recipe import Recipe
 from islandctl.config.site import SiteProfile
 from islandctl.planner.catalogue import CPU, Accelerator
 from islandctl.planner.plan import CellEstimate, CellPlan, Figure, Finding
 
 
 def cost_per_hour(
-    recipe: Recipe,
     sites: Sequence[tuple[SiteProfile, Accelerator]],
     estimates: Sequence[CellEstimate],
     cells: Sequence[CellPlan],
+    windows_per_hour: tuple[float, float, float],
 ) -> Figure | None:
     """US dollars an hour over all sites: accelerators, and egress where the profile prices it.
 
     None when one site's price is not known: a sum with a hole in it would be believed.
+
+    Args:
+        windows_per_hour: fewest, expected, most; zeros where the step time is unknown, and egress is left out.
     """
-    low = high = 0.0
+    low = high = usual = 0.0
     parts = []
+    sent: dict[str, float] = {}
+    for estimate, cell in zip(estimates, cells, strict=True):
+        sent[cell.site] = sent.get(cell.site, 0.0) + estimate.bytes_up_per_window.high
     for site, known in sites:
         if known.price_low is None or known.price_high is None:
             return None
         low += site.gpu.count * known.price_low
         high += site.gpu.count * known.price_high
+        usual += site.gpu.count * (known.price_low + known.price_high) / 2
         parts.append(
             f"{site.name}: {site.gpu.count} × {_span(known.price_low, known.price_high)} ({known.price_source})"
         )
         if site.price.egress:
-            own = [estimate for estimate, cell in zip(estimates, cells, strict=True) if cell.site == site.name]
-            least, most = _egress(recipe, own, site.price.egress)
-            low, high = low + least, high + most
+            window = sent.get(site.name, 0.0) / 1e9 * site.price.egress
+            least, expected, most = (window * number for number in windows_per_hour)
+            low, usual, high = low + least, usual + expected, high + most
             parts.append(f"egress {_span(least, most)}")
-    return Figure(value=(low + high) / 2, low=low, high=high, unit="USD/h", formula="; ".join(parts))
+    words = "; ".join(parts if len(parts) <= 6 else [*parts[:5], f"and {len(parts) - 5} more"])
+    return Figure(value=usual, low=low, high=high, unit="USD/h", formula=words)
 
 
-def _egress(recipe: Recipe, estimates: Sequence[CellEstimate], usd_per_gb: float) -> tuple[float, float]:
-    """Dollars an hour for what the site's cells send. A cell whose step time is unknown counts as 0."""
-    least = most = 0.0
-    for estimate in estimates:
-        if estimate.step is not None:
-            per_window = estimate.bytes_up_per_window.high / 1e9 * usd_per_gb
-            windows_per_hour = 3600 / (recipe.exchange.window * estimate.step.low)
-            most += per_window * windows_per_hour
-            least += per_window * 3600 / (recipe.exchange.window * estimate.step.high)
-    return least, most
+def cost_per_billion_tokens(per_hour: Figure, tokens_per_s: Figure) -> Figure:
+    """US dollars for 10⁹ tokens at the speed that is left after waits and failures."""
+    return Figure(
+        value=per_hour.value / (tokens_per_s.value * 3600) * 1e9,
+        low=per_hour.low / (tokens_per_s.high * 3600) * 1e9,
+        high=per_hour.high / (tokens_per_s.low * 3600) * 1e9,
+        unit="USD/10⁹ tokens",
+        formula="cost an hour / tokens an hour",
+    )
+
+
+def cost_to_end(per_hour: Figure, duration: Figure) -> Figure:
+    """US dollars until the recipe's last step, waits and expected failures included."""
+    return Figure(
+        value=per_hour.value * duration.value / 3600,
+        low=per_hour.low * duration.low / 3600,
+        high=per_hour.high * duration.high / 3600,
+        unit="USD",
+        formula="cost an hour × time to the end",
+    )
 
 
 def cost_finding(sites: Sequence[tuple[SiteProfile, Accelerator]]) -> list[Finding]:

@@ -7,7 +7,8 @@ import os
 
 from pydantic import ValidationError
 
-from islandctl.config.load import read_bytes, text_hash
+from islandctl.config.beside import read_bytes
+from islandctl.config.load import text_hash
 from islandctl.errors import ConfigError
 from islandctl.planner.plan import PLAN_VERSION, Plan
 

@@ -8,11 +8,10 @@ from collections.abc import Iterable
 from islandctl.config.recipe import Recipe
 from islandctl.config.site import SiteProfile
 from islandctl.config.units import bits_per_s_text, bytes_text, memory_text, seconds_text
+from islandctl.planner.catalogue import CPU
 from islandctl.planner.fragments import FragmentSize
-from islandctl.planner.memory import checkpoint_bytes
-from islandctl.planner.parameters import Counts
-from islandctl.planner.plan import CellEstimate, Figure, Finding
-from islandctl.planner.wan import Link
+from islandctl.planner.plan import CellEstimate, Figure, Finding, Totals
+from islandctl.planner.wan import Link, tunnelled
 
 
 def memory_finding(estimate: CellEstimate) -> Finding:
@@ -100,11 +99,21 @@ def deadline_finding(recipe: Recipe, fragments: tuple[FragmentSize, ...], links:
     return Finding(level="fail", place=name, text=text, hint="more fragments, a longer deadline, or a faster link")
 
 
-def storage_finding(recipe: Recipe, counts: Counts, site: SiteProfile, cells_on_site: int) -> Finding | None:
-    """Kept checkpoints, and the one being written, against the free storage."""
+def storage_finding(recipe: Recipe, checkpoint: float, site: SiteProfile, cells_on_site: int) -> Finding | None:
+    """Kept checkpoints of ``checkpoint`` bytes, and the one being written, against the free storage."""
     if site.storage.free is None:
-        return None
-    need = checkpoint_bytes(recipe, counts) * (recipe.checkpoint.keep + 1) * cells_on_site
+        if site.gpu.type == CPU:
+            return None
+        missing = "storage" if site.storage.write is None else "storage.free"
+        return Finding(
+            level="warn",
+            place=f"site {site.name}",
+            text=f"{missing} is not known: checkpoints are left out here, their space and what they cost in time"
+            if site.storage.write is None
+            else f"{missing} is not known: whether checkpoints fit is left out",
+            hint=f"give {missing} in the profile",
+        )
+    need = checkpoint * (recipe.checkpoint.keep + 1) * cells_on_site
     text = (
         f"checkpoints: {recipe.checkpoint.keep} kept and one being written need {bytes_text(need)}, "
         f"{bytes_text(site.storage.free)} are free"
@@ -124,8 +133,51 @@ def pace_finding(estimates: Iterable[CellEstimate]) -> Finding | None:
     (fast, first), (slow, last) = min(known), max(known)
     if slow <= 1.2 * fast:
         return None
-    text = f"a step takes {seconds_text(fast)} in {first} and {seconds_text(slow)} in {last}: {first} will wait"
-    return Finding(level="warn", place=f"{first}, {last}", text=text, hint="give the slower cell more accelerators")
+    text = (
+        f"a step takes {seconds_text(fast)} in {first} and {seconds_text(slow)} in {last}: {first} will wait "
+        f"{1 - fast / slow:.0%} of the time"
+    )
+    return Finding(
+        level="warn",
+        place=f"{first}, {last}",
+        text=text,
+        hint=f"give {last} {slow / fast:.2g} times the accelerators, or {first} fewer",
+    )
+
+
+def checkpoint_finding(recipe: Recipe, totals: Totals) -> Finding | None:
+    """How often checkpoints are written against how often losing least asks for."""
+    best, lost = totals.best_checkpoint_every, totals.lost
+    if best is None or lost is None:
+        return None
+    every = recipe.checkpoint.every
+    text = (
+        f"checkpoints every {every} steps, one failure in {seconds_text(totals.between_failures.value)}: "
+        f"{lost.value:.1%} of the time is lost"
+        if totals.between_failures
+        else ""
+    )
+    if best.low / 3 <= every <= 3 * best.high:
+        return Finding(level="ok", place="checkpoints", text=text)
+    return Finding(
+        level="warn",
+        place="checkpoints",
+        text=text,
+        hint=f"least is lost with checkpoint.every between {best.low:.0f} and {best.high:.0f} steps",
+    )
+
+
+def tunnel_finding(recipe: Recipe, sites: Iterable[SiteProfile]) -> Finding | None:
+    """Sites whose packets all pass the controller's own line, which no profile describes."""
+    names = [site.name for site in sites if tunnelled(site, recipe)]
+    if not names or recipe.exchange.mode == "none" or recipe.relay.emulate is not None:
+        return None
+    return Finding(
+        level="warn",
+        place="relay",
+        text=f"reached through tunnels of this machine by {_together(names)}: its own line is not in the plan",
+        hint="set relay.address, where the sites can reach the relay directly",
+    )
 
 
 def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:

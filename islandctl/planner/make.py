@@ -3,57 +3,138 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Sequence
 
 from islandctl.config.load import Loaded
 from islandctl.config.recipe import Recipe
 from islandctl.config.site import SiteProfile
-from islandctl.errors import ConfigError
+from islandctl.errors import ConfigError, UsageError
 from islandctl.planner import findings as judge
-from islandctl.planner import memory, speed, wan
+from islandctl.planner import speed, utilisation, wan
+from islandctl.planner.advice import MOST_CELLS, changes
+from islandctl.planner.balance import balance_finding, balanced
 from islandctl.planner.budget import budget_finding
-from islandctl.planner.catalogue import CPU, Accelerator, accelerator
+from islandctl.planner.catalogue import accelerator
 from islandctl.planner.cells import make_cells
-from islandctl.planner.cost import cost_finding, cost_per_hour
-from islandctl.planner.fragments import FragmentSize, fragment_sizes, unused_pattern
+from islandctl.planner.change import Case
+from islandctl.planner.compare import Compared, compare
+from islandctl.planner.constraints import constraints
+from islandctl.planner.cost import cost_finding
+from islandctl.planner.estimate import Setting, estimates, resolve, shares
+from islandctl.planner.feed import feed_finding
+from islandctl.planner.fragments import fragment_sizes, unused_pattern
+from islandctl.planner.from_run import Shown, adopted
 from islandctl.planner.limits import not_yet
-from islandctl.planner.parameters import Counts, parameters
-from islandctl.planner.plan import CellEstimate, CellPlan, Figure, Finding, Plan, config_hash
+from islandctl.planner.parameters import parameters
+from islandctl.planner.plan import (
+    CellEstimate,
+    CellPlan,
+    CellShare,
+    Finding,
+    MethodRow,
+    Plan,
+    RelayPlace,
+    config_hash,
+)
+from islandctl.planner.proposals import layout_finding
+from islandctl.planner.relay_place import relay_finding, relay_places
+from islandctl.planner.script import plan_of_script
+from islandctl.planner.simulated import Simulated, simulated
+from islandctl.planner.sweep import Axis, Swept, sweep
+from islandctl.planner.totals import totals
+from islandctl.planner.warmup import warmup_finding
+
+SHOWN = (0.8, 0.95, 0.99)
+"""Shares of the time whose bandwidth the plan tells for each method."""
+OWN = "this recipe"
 
 
-def make_plan(recipe: Loaded[Recipe], sites: Sequence[Loaded[SiteProfile]]) -> Plan:
+def make_plan(recipe: Loaded[Recipe], sites: Sequence[Loaded[SiteProfile]], shown: Shown | None = None) -> Plan:
     """Resolve a run: who runs where, and a first honest figure for everything that may bind.
 
     The plan may be infeasible (``Plan.feasible``, findings of level ``fail``) or beyond what ``launch`` runs
-    (``not_yet``); it is a plan all the same.
+    (``not_yet``); it is a plan all the same. What binds comes with changes that lift it.
+
+    Args:
+        shown: a run whose figures take the place of assumed ones.
 
     Raises:
         ConfigError: recipe and sites contradict one another, or an accelerator is unknown.
     """
+    if recipe.value.worker.command is not None:
+        return plan_of_script(recipe, sites, make_cells(recipe, sites))
+    case = Case(recipe, sites, shown)
+    plan, setting = _plan(case)
+    return plan.model_copy(
+        update={
+            "methods": method_rows(setting, plan),
+            "changes": changes(case, plan, lambda new: _plan(new)[0]),
+        }
+    )
+
+
+def sweep_plans(case: Case, axes: Sequence[Axis]) -> Swept:
+    """Plan at every point of one or two axes.
+
+    Raises:
+        UsageError: see ``sweep``; or a script trains, of which nothing is known that could be compared.
+    """
+    _refuse_script(case)
+    return sweep(case, axes, _plan, method_shares)
+
+
+def compare_plans(sets: Sequence[Case], seasonal_share: float) -> Compared:
+    """Plan sets of sites, rented and owned.
+
+    Raises:
+        ConfigError: see ``make_plan``.
+        UsageError: see ``compare``; or a script trains.
+    """
+    for case in sets:
+        _refuse_script(case)
+    return compare(sets, lambda case: _plan(case)[0], seasonal_share)
+
+
+def simulate_plan(case: Case, seed: int) -> tuple[Plan, Simulated]:
+    """Plan, and play the schedule with what goes wrong.
+
+    Raises:
+        ConfigError: see ``make_plan``.
+        UsageError: a step time is not known, or a script trains.
+    """
+    _refuse_script(case)
+    plan, setting = _plan(case)
+    return plan, simulated(setting, plan, seed)
+
+
+def _refuse_script(case: Case) -> None:
+    if case.recipe.value.worker.command is not None:
+        raise UsageError(f"{case.recipe.at('worker', 'command')}: worker.command: a script's figures are not known")
+
+
+def _plan(case: Case) -> tuple[Plan, Setting]:
+    recipe, sites = case.recipe, case.sites
+    if case.shown is not None:
+        sites = tuple(adopted(case.shown, recipe.value, sites))
     cells = make_cells(recipe, sites)
-    counts = parameters(recipe.value.model)
+    counts = parameters(recipe.value.decoder)
     try:
-        fragments = fragment_sizes(recipe.value.model, recipe.value.exchange)
+        fragments = fragment_sizes(recipe.value.decoder, recipe.value.exchange)
     except ValueError as error:
         raise ConfigError(
             f"{recipe.at('exchange', 'fragments')}: exchange.fragments: {error}",
-            hint=f"set exchange.fragments to at most {recipe.value.model.layers}",
+            hint=f"set exchange.fragments to at most {recipe.value.decoder.layers}",
         ) from error
-    unused = unused_pattern(recipe.value.model, recipe.value.exchange)
+    unused = unused_pattern(recipe.value.decoder, recipe.value.exchange)
     if unused is not None:
         raise ConfigError(
             f"{recipe.at('exchange', 'exact')}: exchange.exact: no parameter of the model fits '{unused}'",
             hint="names look like blocks.0.attention.q.weight; * stands for anything",
         )
     known = {site.value.name: (site.value, accelerator(site)) for site in sites}
-    cells_on = Counter(cell.site for cell in cells)
-    links = {cell.name: wan.link_of(known[cell.site][0], recipe.value, cells_on[cell.site]) for cell in cells}
-    estimates = tuple(
-        _estimate(recipe.value, counts, fragments, cell, *known[cell.site], links, cells_on[cell.site])
-        for cell in cells
-    )
-    cost = cost_per_hour(recipe.value, list(known.values()), estimates, cells)
+    setting = resolve(recipe.value, counts, fragments, cells, known)
+    estimated = estimates(setting)
+    total = totals(setting, estimated)
     plan = Plan(
         recipe=recipe.value,
         sites=tuple(site.value for site in sites),
@@ -65,75 +146,124 @@ def make_plan(recipe: Loaded[Recipe], sites: Sequence[Loaded[SiteProfile]]) -> P
         },
         parameters_total=counts.total,
         parameters_active=counts.active,
-        estimates=estimates,
-        cost_per_hour=cost,
+        estimates=estimated,
+        totals=total,
+        constraints=constraints(setting, estimated, total),
         feasible=True,
     )
-    found = [*_findings(plan, counts, fragments, links, cells_on), *cost_finding(list(known.values()))]
+    plan = plan.model_copy(update={"balance": _balance(setting, estimated), "relay_places": _places(setting)})
+    found = [*_findings(plan, setting), *cost_finding(list(known.values()))]
     found += [finding] if (finding := budget_finding(plan)) else []
     found += not_yet(plan)
     feasible = all(finding.level != "fail" for finding in found)
-    return plan.model_copy(update={"findings": judge.merged(found), "feasible": feasible})
+    return plan.model_copy(update={"findings": judge.merged(found), "feasible": feasible}), setting
 
 
-def _estimate(
-    recipe: Recipe,
-    counts: Counts,
-    fragments: tuple[FragmentSize, ...],
-    cell: CellPlan,
-    site: SiteProfile,
-    known: Accelerator,
-    links: dict[str, wan.Link],
-    cells_on_site: int,
-) -> CellEstimate:
-    on_cpu = site.gpu.type == CPU
-    cells_on_node = max(1, cells_on_site // site.num_nodes)
-    ranks_on_node = cell.nodes[0].num_ranks * cells_on_node
-    partners = wan.num_partners(recipe.exchange, len(links))
-    step = speed.step_time(recipe, counts, site, known, cell)
-    exchange = wan.round_time(fragments, cell, links, partners)
-    hidden = wan.hidden_time(recipe, step)
-    busy = wan.busy_time(fragments, links[cell.name], partners)
-    codec = recipe.exchange.codec
-    return CellEstimate(
-        cell=cell.name,
-        memory_per_rank=memory.rank_memory(recipe, counts, fragments, cell, on_cpu),
-        memory_limit=memory.rank_limit(site, known, cells_on_node, cell),
-        step=step,
-        tokens_per_s=speed.tokens_per_s(recipe, step),
-        bytes_up_per_window=wan.volume(fragments, min(1, partners), codec, "sent"),
-        bytes_down_per_window=wan.volume(fragments, partners, codec, "fetched"),
-        exchange=exchange,
-        overlap=hidden,
-        wait_per_window=wan.wait_per_window(recipe, exchange, hidden),
-        link_share=wan.link_share(recipe, busy, step),
-        node_memory=None if on_cpu else memory.node_memory(recipe, counts, fragments, cell, ranks_on_node),
-        node_memory_limit=None if on_cpu else _whole_node(site),
+def _findings(plan: Plan, setting: Setting) -> list[Finding]:
+    recipe = plan.recipe
+    found: list[Finding | None] = []
+    for cell, estimate in zip(plan.cells, plan.estimates, strict=True):
+        busy = wan.busy_time(setting.fragments, setting.links[estimate.cell], setting.partners)
+        fits = judge.memory_finding(estimate)
+        found += [fits, judge.node_memory_finding(estimate), judge.exchange_finding(recipe, estimate, busy)]
+        found.append(feed_finding(estimate, cell.nodes[0].num_ranks * _cells_on_node(setting, cell)))
+        if fits.level == "fail" and estimate.memory_limit is not None:
+            found.append(layout_finding(setting, cell, estimate.memory_limit.value))
+    checkpoint = plan.estimates[0].checkpoint_bytes.value
+    found += [judge.storage_finding(recipe, checkpoint, site, setting.cells_on[site.name]) for site in plan.sites]
+    found += [
+        judge.deadline_finding(recipe, setting.fragments, setting.links),
+        judge.pace_finding(plan.estimates),
+        balance_finding(plan.balance),
+        relay_finding(plan.relay_places),
+        judge.checkpoint_finding(recipe, plan.totals),
+        judge.tunnel_finding(recipe, plan.sites),
+        warmup_finding(recipe, setting.fragments, setting.links, plan.estimates),
+    ]
+    return [finding for finding in found if finding is not None]
+
+
+def _cells_on_node(setting: Setting, cell: CellPlan) -> int:
+    return max(1, setting.cells_on[cell.site] // setting.sites[cell.site].num_nodes)
+
+
+def _balance(setting: Setting, estimated: Sequence[CellEstimate]) -> tuple[CellShare, ...]:
+    """Batches with which all cells end together; none where a step is unknown, or measured for one batch only."""
+    steps_s = [one.step.value for one in estimated if one.step is not None]
+    recipe, sites = setting.recipe, setting.sites
+    if len(steps_s) < max(2, len(estimated)) or len(steps_s) > MOST_CELLS:
+        return ()
+    if any(site.measured.step is not None for site in sites.values()):
+        return ()
+
+    def planned(cell: CellPlan, batch: int) -> float:
+        training = recipe.training.model_copy(update={"batch": batch})
+        other = recipe.model_copy(update={"training": training})
+        step = speed.step_time(other, setting.counts, sites[cell.site], setting.accelerators[cell.site], cell)
+        assert step is not None
+        return step.value
+
+    return balanced(
+        setting.cells, steps_s, batch=recipe.training.batch, window=recipe.exchange.window, planned=planned
     )
 
 
-def _whole_node(site: SiteProfile) -> Figure:
-    size = site.cpu.memory
-    return Figure(value=size, low=size, high=size, unit="B", formula="cpu.memory of the profile", assumed=False)
+def _places(setting: Setting) -> tuple[RelayPlace, ...]:
+    """Places for the relay; none where it is emulated, or nothing passes it."""
+    if not setting.partners or setting.recipe.relay.emulate is not None or len(setting.cells) > MOST_CELLS:
+        return ()
+    size = max(fragment.encoded_bytes for fragment in setting.fragments)
+    return relay_places(setting.sites, setting.cells, setting.links, size, setting.partners)
 
 
-def _findings(
-    plan: Plan,
-    counts: Counts,
-    fragments: tuple[FragmentSize, ...],
-    links: dict[str, wan.Link],
-    cells_on: Counter[str],
-) -> list[Finding]:
-    recipe = plan.recipe
-    partners = wan.num_partners(recipe.exchange, len(links))
-    found: list[Finding | None] = []
-    for estimate in plan.estimates:
-        busy = wan.busy_time(fragments, links[estimate.cell], partners)
-        found += [
-            judge.memory_finding(estimate),
-            judge.node_memory_finding(estimate),
-            judge.exchange_finding(recipe, estimate, busy),
-        ]
-    found += [judge.storage_finding(recipe, counts, site, cells_on[site.name]) for site in plan.sites]
-    found += [judge.deadline_finding(recipe, fragments, links), judge.pace_finding(plan.estimates)]
-    return [finding for finding in found if finding is not None]
+def method_rows(setting: Setting, plan: Plan) -> tuple[MethodRow, ...]:
+    """The published ways of keeping replicas together, for this model at the slowest cell's step and link."""
+    computing = method_shares(setting, plan)
+    if not computing:
+        return ()
+    model = _as_published(plan)
+    return _own_row(setting, plan) + tuple(
+        MethodRow(
+            name=method.name,
+            computing=computing[method.name],
+            bandwidth={f"{wanted:g}": utilisation.bandwidth_for(wanted, method, model) for wanted in SHOWN},
+        )
+        for method in utilisation.methods(model.layers, plan.recipe.exchange.window)
+    )
+
+
+def _own_row(setting: Setting, plan: Plan) -> tuple[MethodRow, ...]:
+    """The recipe as it is: what bandwidth its own schedule takes, round trips included. Not for many cells, whose
+    schedule takes long to play, and no row where waiting has another cause than the links."""
+    if len(plan.cells) > MOST_CELLS or plan.totals.computing is None:
+        return ()
+
+    def computing(bits_per_s: float) -> float:
+        return min(shares(setting, plan.estimates, bytes_per_s=bits_per_s / 8))
+
+    needed = {f"{wanted:g}": utilisation.least_rate(computing, wanted) for wanted in SHOWN}
+    known = {wanted: rate for wanted, rate in needed.items() if rate is not None}
+    if len(known) < len(SHOWN):
+        return ()
+    return (MethodRow(name=OWN, computing=plan.totals.computing.value, bandwidth=known),)
+
+
+def method_shares(setting: Setting, plan: Plan) -> dict[str, float]:
+    """Each published method's compute utilisation at the slowest link. Empty where a step time is unknown."""
+    if not setting.partners or any(estimate.step is None for estimate in plan.estimates):
+        return {}
+    rate = 8 * min(
+        min(link.up_bytes_per_s, link.down_bytes_per_s / setting.partners) for link in setting.links.values()
+    )
+    model = _as_published(plan)
+    return {
+        method.name: utilisation.utilisation(method, model, bits_per_s=rate)
+        for method in utilisation.methods(model.layers, plan.recipe.exchange.window)
+    }
+
+
+def _as_published(plan: Plan) -> utilisation.Job:
+    """The model as that simulation sees it: equal layers, and the slowest cell's step."""
+    step_s = max(estimate.step.value for estimate in plan.estimates if estimate.step is not None)
+    assert plan.parameters_total is not None
+    return utilisation.Job(layers=plan.recipe.decoder.layers, parameters=plan.parameters_total, step_s=step_s)

@@ -2,57 +2,97 @@
 
 from __future__ import annotations
 
-from islandctl.config.recipe import Recipe
-from islandctl.config.site import SiteProfile
+import math
+
+from islandctl.config.exchange import Exchange
+from islandctl.config.model import Model
+from islandctl.config.recipe import ModelRecipe, Recipe
+from islandctl.config.site import Measured, SiteProfile
+from islandctl.planner import optimizer_state
+from islandctl.planner.activations import LOGIT_BYTES, block_bytes, compute_bytes
 from islandctl.planner.catalogue import CPU, Accelerator
 from islandctl.planner.fragments import FragmentSize
-from islandctl.planner.parameters import Counts, kv_width
+from islandctl.planner.layout import Layout
+from islandctl.planner.parameters import Counts, parameters, tensors
 from islandctl.planner.plan import CellPlan, Figure
 
-STATE_BYTES = 16
-"""A parameter in training: fp32 weight, gradient and AdamW's two moments."""
-ANCHOR_BYTES = 12
-"""A parameter in the exchange: fp32 anchor, outer momentum and residual, on the processor."""
+WEIGHT_BYTES = 4
+"""A parameter, fp32."""
+GRADIENT_BYTES = 4
+"""Its gradient, fp32."""
+ANCHOR_BYTES = {"average": 8, "nesterov": 12, "delayed": 16}
+"""A parameter in the exchange, on the processor: fp32 anchor, residual, and what the outer optimizer remembers."""
+REFERENCE_BYTES = 8
+"""A parameter in a butterfly, for each of the k partners: fp32 reference and residual."""
 FLIGHT_BYTES = 16
 """A parameter of a fragment in flight: fp32 snapshot, tentative residual, and two decoded packets."""
 PROCESS_BYTES = {"cpu": (0.25e9, 0.35e9, 0.5e9), "gpu": (1.0e9, 2.0e9, 4.0e9)}
 """What a worker holds before it trains (assumption): interpreter and torch; on a GPU context, NCCL, workspace."""
-ACTIVATION_RANGE = (0.7, 1.0, 2.0)
-"""Times the counted activations (assumption): freed early; as counted; uneven experts, temporaries, fragmentation."""
+ACTIVATION_RANGE = (0.85, 1.0, 1.3)
+"""Times the counted activations (assumption): freed early, fused; as counted; uneven experts, temporaries."""
+FRAGMENTATION = (1.0, 1.03, 1.08)
+"""Times what the allocator is asked for (assumption): pieces too small to be used again."""
 
 
-def state_bytes(counts: Counts, num_ranks: int) -> int:
-    """Weights, gradients and optimizer of one rank; FSDP2 shards all of them evenly."""
-    return -(-STATE_BYTES * counts.total // num_ranks)
+class RankMemory(Model):
+    """The parts of one rank's peak, in bytes."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    gathered: int
+    """What is whole for a moment: two blocks' weights, one's gradients, embedding and head."""
+    activations: int
+    exchange: int
+    """The exchange's state where it lies beside the model, else the snapshot's largest parameter."""
+
+    @property
+    def total(self) -> int:
+        """All parts together."""
+        return self.weights + self.gradients + self.optimizer + self.gathered + self.activations + self.exchange
 
 
-def gathered_bytes(counts: Counts, num_ranks: int, precision: str) -> int:
-    """What FSDP2 holds unsharded on one rank: two blocks' weights (one computes, one is fetched), one's gradients."""
-    if num_ranks == 1:
-        return 0
-    return 3 * counts.layer * _compute_bytes(precision)
+def gathered_bytes(model: ModelRecipe, precision: str, layout: Layout) -> int:
+    """What FSDP2 holds unsharded on one rank, in c bytes a value: embedding and head for the whole step and the
+    head's gradient (c·3·V·d); two blocks (one computes, one is fetched), one block's gradient, and its fp32 copy that
+    is being reduced (c·3 + 4). Tensor parallelism divides all of it, expert parallelism the experts.
 
-
-def activation_bytes(recipe: Recipe, num_ranks: int) -> int:
-    """What one rank keeps for the backward pass, without recomputation.
-
-    Values a token and block, with width d, key width k, hidden h, active experts A, experts E::
-
-        7·d + 3·k            norms' inputs and outputs, q, k, v and rotated q, k, attention's output, residual
-        A·(4·h + 2·d) + E    gate, up, silu, product; an expert's gathered input and output; router (dense: 4·h)
-
-    and 3 values (fp32) a token and vocabulary entry for logits, their softmax and its gradient. Attention's scores
-    are never stored (fused attention).
+    A rank alone gathers nothing; in bfloat16 autocast keeps a second copy of every weight.
     """
-    model, training = recipe.model, recipe.training
-    tokens = training.batch * training.sequence // num_ranks
-    per_block = 7 * model.width + 3 * kv_width(model)
-    if model.experts and model.active_experts:
-        per_block += model.active_experts * (4 * model.hidden + 2 * model.width) + model.experts
-    else:
-        per_block += 4 * model.hidden
-    blocks = model.layers * per_block * _compute_bytes(training.precision)
-    return tokens * (blocks + 3 * 4 * model.vocabulary)
+    counts, size = parameters(model), compute_bytes(precision)
+    ends = counts.embedding + 2 * counts.head
+    if layout.ranks == 1:
+        return size * counts.total if size < WEIGHT_BYTES else 0
+    if layout.fsdp == 1:
+        return 0
+    block = counts.layer - counts.experts // model.layers + counts.experts // model.layers // layout.expert
+    return (size * ends + (3 * size + 4) * block) // layout.tensor
+
+
+def activation_bytes(recipe: Recipe, layout: Layout) -> int:
+    """What one rank keeps for the backward pass: its tokens times what each leaves behind.
+
+    Tensor parallelism (with sequence parallelism) divides it. In a pipeline of S stages every sequence is a
+    microbatch, and the first stage holds up to S of them, of its own 1/S of the blocks.
+    """
+    model, training = recipe.decoder, recipe.training
+    sequences = -(-training.batch // layout.fsdp)
+    held = min(layout.pipeline, sequences) if layout.pipeline > 1 else sequences
+    at_loss = 1 if layout.pipeline > 1 else sequences
+    blocks = -(-model.layers // layout.pipeline)
+    block = block_bytes(model, training.precision, training.recompute)
+    again = 0 if training.recompute == "none" else block_bytes(model, training.precision, "none")
+    per_sequence = held * (blocks * block) + at_loss * (again + LOGIT_BYTES * model.vocabulary)
+    return training.sequence * per_sequence // layout.tensor
+
+
+def state_bytes(exchange: Exchange) -> int:
+    """What the exchange keeps of a parameter, in memory and in a checkpoint; ``exchange.cells`` is filled in."""
+    if exchange.mode == "none":
+        return 0
+    if exchange.mode == "butterfly":
+        return REFERENCE_BYTES * ((exchange.cells or 2).bit_length() - 1)
+    return ANCHOR_BYTES[exchange.outer.kind]
 
 
 def exchange_bytes(recipe: Recipe, counts: Counts, fragments: tuple[FragmentSize, ...], num_ranks: int) -> int:
@@ -62,30 +102,65 @@ def exchange_bytes(recipe: Recipe, counts: Counts, fragments: tuple[FragmentSize
     gap = recipe.exchange.window / recipe.exchange.fragments
     in_flight = min(recipe.exchange.fragments, 1 + int(recipe.exchange.overlap / gap))
     largest = max(fragment.values for fragment in fragments)
-    return -(-(ANCHOR_BYTES * counts.total + FLIGHT_BYTES * in_flight * largest) // num_ranks)
+    return -(-(state_bytes(recipe.exchange) * counts.total + FLIGHT_BYTES * in_flight * largest) // num_ranks)
+
+
+def rank_parts(
+    recipe: Recipe, counts: Counts, fragments: tuple[FragmentSize, ...], layout: Layout, on_cpu: bool
+) -> RankMemory:
+    """The parts of one rank's peak where it computes; on a ``cpu`` site the exchange's state is among them."""
+    ranks = layout.ranks
+    if on_cpu:
+        exchange = exchange_bytes(recipe, counts, fragments, ranks)
+    elif recipe.exchange.mode == "none":
+        exchange = 0
+    else:  # a snapshot brings together one parameter after another
+        exchange = 4 * max(math.prod(tensor.shape) for tensor in tensors(recipe.decoder)) if ranks > 1 else 0
+        exchange += 4 * max(fragment.values for fragment in fragments) // ranks
+    return RankMemory(
+        weights=-(-WEIGHT_BYTES * counts.total // ranks),
+        gradients=-(-GRADIENT_BYTES * counts.total // ranks),
+        optimizer=optimizer_state.rank_bytes(recipe.decoder, recipe.training.inner, layout.fsdp)
+        // (layout.tensor * layout.pipeline),
+        gathered=gathered_bytes(recipe.decoder, recipe.training.precision, layout),
+        activations=activation_bytes(recipe, layout),
+        exchange=exchange,
+    )
 
 
 def rank_memory(
-    recipe: Recipe, counts: Counts, fragments: tuple[FragmentSize, ...], cell: CellPlan, on_cpu: bool
+    parts: RankMemory, on_cpu: bool, measured: Measured | None = None, text: Figure | None = None
 ) -> Figure:
-    """Peak memory of one rank where it computes; on a ``cpu`` site the exchange's state is in it."""
-    ranks = cell.num_ranks
-    fixed = state_bytes(counts, ranks) + gathered_bytes(counts, ranks, recipe.training.precision)
-    snapshot = 4 * max(fragment.values for fragment in fragments) / ranks
-    fixed += exchange_bytes(recipe, counts, fragments, ranks) if on_cpu else int(snapshot)
-    activations = activation_bytes(recipe, ranks)
+    """Peak memory of one rank, or what a run has shown.
+
+    Args:
+        text: that the rank holds in the same memory; only where it computes on the processor.
+    """
+    if measured is not None and measured.memory is not None:
+        seen = measured.memory
+        return Figure(
+            value=seen, low=seen, high=seen, unit="B", formula=f"measured.memory of a rank: {measured.source}",
+            assumed=False,
+        )  # fmt: skip
+    fixed = parts.total - parts.activations
     low, value, high = (
-        fixed + process + share * activations
-        for process, share in zip(PROCESS_BYTES["cpu" if on_cpu else "gpu"], ACTIVATION_RANGE, strict=True)
+        (fixed + share * parts.activations) * spread + process + held
+        for process, share, spread, held in zip(
+            PROCESS_BYTES["cpu" if on_cpu else "gpu"],
+            ACTIVATION_RANGE,
+            FRAGMENTATION,
+            (text.low, text.value, text.high) if text is not None and on_cpu else (0.0, 0.0, 0.0),
+            strict=True,
+        )
     )
+    words = ", ".join(f"{name} {size / 1e9:.3g}" for name, size in parts if size)
     return Figure(
         value=value,
         low=low,
         high=high,
         unit="B",
-        formula=f"{STATE_BYTES} B × {counts.total} parameters / {ranks} ranks + gathered blocks + exchange "
-        f"= {fixed / 1e9:.2f} GB; activations {activations / 1e9:.2f} GB × {ACTIVATION_RANGE[0]} to "
-        f"{ACTIVATION_RANGE[2]}; the process itself",
+        formula=f"GB a rank: {words}; the process itself; activations × {ACTIVATION_RANGE[0]} to "
+        f"{ACTIVATION_RANGE[2]}, fragmentation up to {FRAGMENTATION[2]}",
     )
 
 
@@ -104,24 +179,24 @@ def rank_limit(site: SiteProfile, accelerator: Accelerator, cells_on_node: int, 
 
 
 def node_memory(
-    recipe: Recipe, counts: Counts, fragments: tuple[FragmentSize, ...], cell: CellPlan, ranks_on_node: int
+    recipe: Recipe,
+    counts: Counts,
+    fragments: tuple[FragmentSize, ...],
+    cell: CellPlan,
+    ranks_on_node: int,
+    text: Figure | None = None,
 ) -> Figure:
-    """Processor memory that the exchange takes on one node of a GPU site."""
+    """Processor memory that workers, exchange and text take on one node of a GPU site."""
     exchange = exchange_bytes(recipe, counts, fragments, cell.num_ranks) * ranks_on_node
-    low, value, high = (exchange + ranks_on_node * process for process in PROCESS_BYTES["gpu"])
+    held = (0.0, 0.0, 0.0) if text is None else (text.low, text.value, text.high)
+    low, value, high = (
+        exchange + ranks_on_node * (process + own) for process, own in zip(PROCESS_BYTES["gpu"], held, strict=True)
+    )
     return Figure(
         value=value,
         low=low,
         high=high,
         unit="B",
-        formula=f"{ranks_on_node} ranks × (exchange state {exchange / ranks_on_node / 1e9:.2f} GB + process)",
+        formula=f"{ranks_on_node} ranks × (exchange state {exchange / ranks_on_node / 1e9:.2f} GB + process + text "
+        f"{held[1] / 1e9:.3g} GB)",
     )
-
-
-def checkpoint_bytes(recipe: Recipe, counts: Counts) -> int:
-    """One cell's checkpoint: weights and two moments, and the exchange's state."""
-    return counts.total * (12 + (0 if recipe.exchange.mode == "none" else ANCHOR_BYTES))
-
-
-def _compute_bytes(precision: str) -> int:
-    return 2 if precision == "bfloat16" else 4

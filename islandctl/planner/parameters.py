@@ -3,10 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Literal, NamedTuple
 
 from islandctl.config.model import Model
 from islandctl.config.recipe import ModelRecipe
+
+Kind = Literal["embedding", "attention", "norm", "router", "ffn", "head"]
+
+
+class Tensor(Model):
+    """Parameters of one shape."""
+
+    kind: Kind
+    shape: tuple[int, ...]
+    number: int
+    """How many the model has."""
+
+    @property
+    def values(self) -> int:
+        """Of all of them."""
+        size = self.number
+        for length in self.shape:
+            size *= length
+        return size
 
 
 class Counts(Model):
@@ -35,6 +55,26 @@ def kv_width(model: ModelRecipe) -> int:
     return model.width // model.heads * (model.kv_heads or model.heads)
 
 
+@lru_cache(maxsize=64)
+def tensors(model: ModelRecipe) -> tuple[Tensor, ...]:
+    """The worker's parameters by shape; the feed-forward of a mixture is stacked, experts first."""
+    return tuple(_tensors(model))
+
+
+def _tensors(model: ModelRecipe) -> Iterator[Tensor]:
+    width, hidden, layers = model.width, model.hidden, model.layers
+    experts = (model.experts,) if model.experts else ()
+    yield Tensor(kind="embedding", shape=(model.vocabulary, width), number=1)
+    yield Tensor(kind="attention", shape=(width, width), number=2 * layers)
+    yield Tensor(kind="attention", shape=(kv_width(model), width), number=2 * layers)
+    yield Tensor(kind="norm", shape=(width,), number=2 * layers + 1)
+    if model.experts:
+        yield Tensor(kind="router", shape=(model.experts, width), number=layers)
+    yield Tensor(kind="ffn", shape=(*experts, width, hidden), number=2 * layers)
+    yield Tensor(kind="ffn", shape=(*experts, hidden, width), number=layers)
+    yield Tensor(kind="head", shape=(model.vocabulary, width), number=1)
+
+
 def parameters(model: ModelRecipe) -> Counts:
     """Count the worker's decoder.
 
@@ -48,23 +88,20 @@ def parameters(model: ModelRecipe) -> Counts:
         head       V·d                         not tied to the embedding
         active     attention + norms + router + L·A·3·d·h + head
     """
-    num_experts = model.experts or 1
-    num_active = model.active_experts or 1
-    matrix = 3 * model.width * model.hidden
-    attention = 2 * model.width**2 + 2 * model.width * kv_width(model)
-    router = model.width * model.experts if model.experts else 0
-    norms = 2 * model.width
+    by_kind: dict[Kind, int] = dict.fromkeys(("embedding", "attention", "norm", "router", "ffn", "head"), 0)
+    for tensor in tensors(model):
+        by_kind[tensor.kind] += tensor.values
     layers = model.layers
-    vocabulary = model.vocabulary * model.width
+    used = by_kind["ffn"] // (model.experts or 1) * (model.active_experts or 1)
     return Counts(
-        embedding=vocabulary,
-        attention=layers * attention,
-        norms=layers * norms + model.width,
-        router=layers * router,
-        experts=layers * num_experts * matrix,
-        head=vocabulary,
-        active=layers * (attention + norms + router + num_active * matrix) + model.width + vocabulary,
-        layer=norms + router + attention + num_experts * matrix,
+        embedding=by_kind["embedding"],
+        attention=by_kind["attention"],
+        norms=by_kind["norm"],
+        router=by_kind["router"],
+        experts=by_kind["ffn"],
+        head=by_kind["head"],
+        active=by_kind["attention"] + by_kind["norm"] + by_kind["router"] + used + by_kind["head"],
+        layer=2 * model.width + (by_kind["attention"] + by_kind["router"] + by_kind["ffn"]) // layers,
     )
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Literal
+
+from pydantic import Field
 
 from islandctl.config.model import Model, Name
 from islandctl.config.recipe import Recipe
 from islandctl.config.site import SiteProfile
 from islandctl.ledger.packet import canonical_json, digest
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 
 
 class NodePlan(Model):
@@ -31,7 +35,7 @@ class CellPlan(Model):
     site: Name
     nodes: tuple[NodePlan, ...]
 
-    @property
+    @cached_property
     def num_ranks(self) -> int:
         """Ranks of the whole cell."""
         return sum(node.num_ranks for node in self.nodes)
@@ -72,6 +76,106 @@ class CellEstimate(Model):
     node_memory: Figure | None = None
     """Processor memory of one node that workers and exchange take, on a site with accelerators."""
     node_memory_limit: Figure | None = None
+    utilisation: Figure | None = None
+    """Model FLOPs utilisation (MFU) while nothing waits; None where the data sheet's rate is unknown."""
+    computing: Figure | None = None
+    """Share of the time in which the cell trains; the rest it waits for links or other cells."""
+    checkpoint_bytes: Figure
+    """Of one checkpoint."""
+    checkpoint_write: Figure
+    """Seconds until it is on disk. A range of assumptions where the profile has no storage.write."""
+    text: Figure | None = None
+    """Bytes of text that each rank holds in the processor's memory; None: the text's size is unknown."""
+    text_rate: Figure | None = None
+    """Bytes of text a second that the cell takes out of memory; None where the step is unknown."""
+    text_load: Figure | None = None
+    """Seconds in which the text is read at a start; None: its size is unknown."""
+
+
+class Totals(Model):
+    """What the plan expects of the whole run. What is None hangs on a step time that is unknown."""
+
+    tokens: float
+    """To the recipe's end, over all cells."""
+    tokens_per_s: Figure | None = None
+    """Of all cells, waits and failures taken off."""
+    duration: Figure | None = None
+    """Seconds to the recipe's end, with waits, checkpoints and failures."""
+    computing: Figure | None = None
+    """Share of the time in which the cell that waits most trains."""
+    failures_per_hour: Figure | None = None
+    between_failures: Figure | None = None
+    """Seconds."""
+    lost: Figure | None = None
+    """Share of the time that goes to checkpoints, work done again, and restarts."""
+    best_checkpoint_every: Figure | None = None
+    """Steps between checkpoints that lose least."""
+    relay_bytes_per_s: Figure | None = None
+    """Into the relay and out of it, together."""
+    cost_per_hour: Figure | None = None
+    cost_per_billion_tokens: Figure | None = None
+    cost_to_end: Figure | None = None
+
+
+class Constraint(Model):
+    """Something that can be used up: what is needed of it against what there is."""
+
+    name: str
+    place: str
+    need: float
+    has: float
+    unit: str
+    formula: str
+    hard: bool = True
+    """The plan cannot work beyond 1; otherwise it is only slower."""
+
+    @property
+    def use(self) -> float:
+        """Needed share of what there is."""
+        return self.need / self.has
+
+
+class MethodRow(Model):
+    """What a way of keeping replicas together would make of this model, step time and slowest link."""
+
+    name: str
+    computing: float
+    """Share of the time in which the accelerators compute."""
+    bandwidth: dict[str, float]
+    """Wanted share → bits per second that it takes."""
+
+
+class Change(Model):
+    """A change of one setting that lifts what binds, planned again to be sure."""
+
+    setting: str
+    """As ``--set`` takes it."""
+    before: str
+    after: str
+    effect: str
+
+
+class CellShare(Model):
+    """What one of several unequal cells would take on, for all to end a window together."""
+
+    cell: Name
+    batch: int
+    """Sequences a step; all cells' together as many as before."""
+    step_s: float
+    """With this batch, planned again."""
+    steps: int
+    """In place of another batch: steps a window."""
+
+
+class RelayPlace(Model):
+    """One place for the relay."""
+
+    place: str
+    """A site, or ``here`` for where it is now."""
+    round_s: float
+    """Of the largest fragment, for the cell that has the result last."""
+    bounded: bool
+    """Some round-trip times between sites are not known (``wan.to``): at most this long."""
 
 
 class Finding(Model):
@@ -86,17 +190,29 @@ class Finding(Model):
 class Plan(Model):
     """A run, resolved. ``plan_hash`` covers all of it."""
 
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     recipe: Recipe
     sites: tuple[SiteProfile, ...]
     cells: tuple[CellPlan, ...]
     config_hash: str
     sources: dict[str, str]
     """File path → blake3 of its text, for every profile and the recipe."""
-    parameters_total: int
-    parameters_active: int
+    files: dict[str, str] = Field(default_factory=dict)
+    """The script's files as they were, by their path beside the recipe."""
+    parameters_total: int | None
+    """None: a script's, and not told."""
+    parameters_active: int | None
     estimates: tuple[CellEstimate, ...]
-    cost_per_hour: Figure | None = None
+    """One a cell; none where a script trains."""
+    totals: Totals
+    constraints: tuple[Constraint, ...] = ()
+    """The scarcest first: the first is the weakest link, the second the one behind it."""
+    methods: tuple[MethodRow, ...] = ()
+    changes: tuple[Change, ...] = ()
+    balance: tuple[CellShare, ...] = ()
+    """Empty where the cells are about equally fast."""
+    relay_places: tuple[RelayPlace, ...] = ()
+    """The best first; for up to 64 cells."""
     findings: tuple[Finding, ...] = ()
     feasible: bool
 
@@ -105,15 +221,24 @@ class Plan(Model):
         """The blake3 hash of the whole plan."""
         return digest(canonical_json(self.model_dump(mode="json")))
 
+    @property
+    def cost_per_hour(self) -> Figure | None:
+        """US dollars an hour over all sites; None where a price is unknown."""
+        return self.totals.cost_per_hour
+
     def site(self, name: str) -> SiteProfile:
         """The profile called ``name``."""
         return next(site for site in self.sites if site.name == name)
 
 
-def config_hash(recipe: Recipe, cells: tuple[str, ...]) -> str:
-    """The hash of what decides the weights: model, data, training, exchange, and the cells' names.
+def config_hash(recipe: Recipe, cells: tuple[str, ...], files: Mapping[str, str] | None = None) -> str:
+    """The hash of what decides the weights: model, data, training, exchange, the script, and the cells' names.
 
     Two runs with equal hashes learn the same; a packet or checkpoint of another hash is refused.
     """
     parts = recipe.model_dump(mode="json", include={"model", "data", "training", "exchange"})
+    if parts["data"] is not None:
+        del parts["data"]["size"]  # told for the planner only
+    if recipe.worker.command is not None:
+        parts |= {"command": list(recipe.worker.command), "files": dict(files or {})}
     return digest(canonical_json({**parts, "cells": list(cells)}))

@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,7 +20,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from islandctl.errors import ConfigError, IslandError, PreflightError
 from islandctl.relay import glance
-from islandctl.relay.rounds import Refusal
+from islandctl.relay.refusal import Refusal
 from islandctl.relay.server import Server
 from islandctl.relay.service import Service
 from islandctl.relay.settings import RelaySettings, read_settings
@@ -69,6 +69,8 @@ def serve(folder: Path) -> None:
             cells=settings.cells,
             num_fragments=settings.num_fragments,
             late=settings.late,
+            final_window=settings.final_window,
+            seeded=settings.seeded,
             clock=time.monotonic,
         )
         server = Server(service, store, tokens, settings)
@@ -124,7 +126,7 @@ async def _run(
 
 @asynccontextmanager
 async def _glances(service: Service, folder: Path) -> AsyncIterator[None]:
-    """Keep ``status.json`` fresh; take it away in the end."""
+    """Keep ``status.json`` fresh; in the end it becomes the last word, under another name."""
 
     async def keep() -> None:
         while True:
@@ -140,7 +142,9 @@ async def _glances(service: Service, folder: Path) -> AsyncIterator[None]:
     finally:
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
-        (folder / glance.NAME).unlink(missing_ok=True)
+        with suppress(OSError):
+            glance.tell(folder, service.status(), time.time())
+            os.replace(folder / glance.NAME, folder / glance.LAST_NAME)
 
 
 class _Web(uvicorn.Server):

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from islandctl.config.model import Model
 from islandctl.errors import ExchangeError
-from islandctl.relay.rounds import Refusal
+from islandctl.relay.refusal import Refusal
 from islandctl.relay.service import Place
 from islandctl.relay.settings import Limits
 from islandctl.relay.store import DiskError
@@ -29,6 +29,7 @@ STATUS = {
     "exists": 409,
     "halted": 409,
     "held_out": 409,
+    "model": 409,
     "not-joint": 409,
     "stale": 409,
     "damaged": 422,
@@ -184,14 +185,16 @@ async def body(request: Request, limits: Limits, limit_bytes: int) -> AsyncItera
         yield piece
 
 
-async def read_model(request: Request, kind: type[AnyModel], limits: Limits) -> AnyModel:
-    """The request's JSON body.
+async def read_model(
+    request: Request, kind: type[AnyModel], limits: Limits, *, max_bytes: int | None = None
+) -> AnyModel:
+    """The request's JSON body, of at most ``max_bytes`` (left out: ``limits.json_bytes``).
 
     Raises:
         Refusal: ``invalid``, ``large``, ``slow``.
     """
     content = bytearray()
-    async for piece in body(request, limits, limits.json_bytes):
+    async for piece in body(request, limits, max_bytes or limits.json_bytes):
         content += piece
     try:
         return kind.model_validate_json(bytes(content))

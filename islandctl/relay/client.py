@@ -16,9 +16,15 @@ from islandctl.errors import ConfigError, ExchangeError, RelayError, Unreachable
 from islandctl.ledger.entries import ENTRY, Entry
 from islandctl.ledger.packet import read_header
 from islandctl.relay.messages import Heartbeat, RelayStatus
+from islandctl.relay.models import outline
 
 CONNECT_S = 15.0
 """One handshake; generous, since links across an ocean take seconds."""
+ANSWER_S = 10.0
+"""A small question that is not answered so long after its time: the relay does not answer, or the link is gone.
+
+Seconds of a full link are in it. Cells stand still meanwhile, so it is well below ``late.relay_away``.
+"""
 BLOCK_BYTES = 1 << 20
 """Packets are sent in such pieces, so that a stalled link shows."""
 
@@ -32,6 +38,7 @@ _HINTS = {
     "halted": "islandctl status shows why; islandctl resume goes back to the newest joint checkpoint",
     "foreign": "cell and relay do not belong to the same run and recipe",
     "held_out": "make data.paths hold the same files at every site",
+    "model": "run the same script, with the same settings, at every site",
     "disk": "free space on the relay's disk; cells try again",
 }
 
@@ -47,7 +54,8 @@ class RelayClient:
         url: ``https://host:port``.
         token: of a cell, or the controller's.
         ca_path: the relay's certificate, the only one that is trusted.
-        timeout_s: the longest silence on a connection before it counts as lost.
+        timeout_s: the longest silence on a connection that carries packets before it counts as lost; small
+            questions wait ``ANSWER_S`` at most.
         retry_s: how long a request is repeated when there is no answer.
 
     Raises:
@@ -130,13 +138,10 @@ class RelayClient:
         """Ledger entries with seq > ``after`` in order, at most ``limit``; waits up to ``wait_s`` for the first.
 
         Raises:
-            UnreachableError: at once when there is no answer; ask again.
+            UnreachableError: no answer ``ANSWER_S`` after that; ask again.
         """
         query = {"after": after, "wait": wait_s, "limit": limit}
-        timeout = httpx.Timeout(
-            self._timeout_s, connect=min(CONNECT_S, self._timeout_s), read=self._timeout_s + wait_s
-        )
-        response = self._ask("GET", "/v1/ledger", params=query, timeout=timeout)
+        response = self._ask("GET", "/v1/ledger", params=query, timeout=self._soon(wait_s))
         return self._read(response, _Entries).entries
 
     # What a cell tells
@@ -147,7 +152,16 @@ class RelayClient:
         Raises:
             RelayError: code ``held_out``: another cell evaluates on another text.
         """
-        self._ask("POST", "/v1/heartbeat", content=heartbeat.model_dump_json().encode())
+        self._ask("POST", "/v1/heartbeat", content=heartbeat.model_dump_json().encode(), timeout=self._soon())
+
+    def tell_model(self, attempt: int, parameters: Sequence[tuple[str, Sequence[int]]]) -> None:
+        """Tell what this cell's model consists of, (name, shape) pairs; once.
+
+        Raises:
+            RelayError: code ``model``: another cell holds another one; the message names a parameter.
+        """
+        told = outline(attempt, parameters)
+        self._ask("POST", "/v1/model", content=told.model_dump_json().encode())
 
     def register_checkpoint(self, step: int, manifest: str, versions: Sequence[int], attempt: int) -> Entry:
         """Tell that this cell's checkpoint is whole on its disk. The same again gives the same entry.
@@ -205,6 +219,11 @@ class RelayClient:
         )
         return retrying(once)
 
+    def _soon(self, wait_s: float = 0.0) -> httpx.Timeout:
+        """For a small question, whose answer the relay may hold back for ``wait_s``."""
+        limit_s = min(ANSWER_S, self._timeout_s)
+        return httpx.Timeout(limit_s, read=limit_s + wait_s)
+
     def _ask(self, method: str, path: str, **options: Any) -> httpx.Response:
         try:
             response = self._http.request(method, path, **options)
@@ -213,7 +232,8 @@ class RelayClient:
         return self._check(response)
 
     def _unreachable(self, error: httpx.HTTPError) -> UnreachableError:
-        cause = str(error) or type(error).__name__
+        timed_out = isinstance(error, httpx.TimeoutException)  # its text is httpx's, or that of a C file
+        cause = "it took too long" if timed_out else str(error) or type(error).__name__
         hint = "check the address, the tunnel and the relay's log"
         if "CERTIFICATE_VERIFY_FAILED" in cause:
             hint = "another relay answers there, or ca.pem is of another run"

@@ -15,6 +15,8 @@ from islandctl.config.model import Model
 from islandctl.relay.messages import RelayStatus
 
 NAME = "status.json"
+LAST_NAME = "status-at-end.json"
+"""The same as a relay has left it that ended in good order."""
 WRITE_EVERY_S = 1.0
 FRESH_S = 3.0
 """Older: the relay is gone, or too busy to be believed."""
@@ -45,7 +47,11 @@ def told_by_file(folder: Path, now: float) -> RelayStatus | None:
     if not 0 <= age_s <= FRESH_S:
         return None
     cells = tuple(
-        cell.model_copy(update={"age_s": cell.age_s + age_s}) if cell.age_s is not None else cell
+        cell.model_copy(update={"age_s": _later(cell.age_s, age_s), "still_s": _later(cell.still_s, age_s)})
         for cell in glance.status.cells
     )
     return glance.status.model_copy(update={"cells": cells})
+
+
+def _later(then: float | None, by_s: float) -> float | None:
+    return None if then is None else then + by_s

@@ -6,13 +6,22 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from islandctl.config.recipe import Late
+from islandctl.config.exchange import Exchange, Late
 from islandctl.errors import ExchangeError, RelayError
+from islandctl.ledger.configuration import exchange_hash
 from islandctl.ledger.entries import Entry
 from islandctl.ledger.packet import PacketHeader, digest, unpack
 from islandctl.relay.messages import Heartbeat, RelayStatus
-from islandctl.relay.rounds import Refusal
+from islandctl.relay.models import outline
+from islandctl.relay.refusal import Refusal
 from islandctl.relay.service import Place, Service
+
+POLL_S = 0.1
+"""The longest wait for an entry, and with it the time that closing a cell may take."""
+
+
+_NO_WINDOW = 1 << 62
+"""Larger than any window's number."""
 
 
 class MemoryArchive:
@@ -50,6 +59,8 @@ class InProcessRelay:
     Args:
         run, config_hash, cells, num_fragments: which run this is; packets of another are refused.
         late: what happens when a cell's packet does not come.
+        final_window: set in a butterfly; see ``Rounds``.
+        seeded: window 0 is the first cell's alone.
         archive: what a relay before this one held, to go on from there.
         clock: monotonic seconds.
     """
@@ -62,9 +73,14 @@ class InProcessRelay:
         num_fragments: int,
         *,
         late: Late | None = None,
+        final_window: int | None = None,
+        seeded: bool = False,
         archive: MemoryArchive | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.run, self.config_hash, self.num_cells = run, config_hash, len(cells)
+        self.exchange: Exchange | None = None
+        """How the cells exchange, where that is all they must agree on."""
         self.archive = archive or MemoryArchive()
         self.clock = clock
         self._changed = threading.Condition()
@@ -75,16 +91,31 @@ class InProcessRelay:
             cells=cells,
             num_fragments=num_fragments,
             late=late or Late(),
+            final_window=final_window,
+            seeded=seeded,
             clock=clock,
         )
         self.service.on_entry(self._wake)
+
+    @classmethod
+    def of(cls, exchange: Exchange, num_cells: int, *, run: str = "in-process") -> InProcessRelay:
+        """A relay for cells in this process that need no recipe: they agree on the exchange alone."""
+        cells = [f"cell-{cell}" for cell in range(num_cells)]
+        named, seeded = exchange_hash(exchange, num_cells), exchange.warmup > 0
+        # Nobody is lost inside one process: the last rounds of a butterfly need not wait longer than others.
+        final_window = _NO_WINDOW if exchange.mode == "butterfly" else None
+        relay = cls(
+            run, named, cells, exchange.fragments, late=exchange.late, seeded=seeded, final_window=final_window
+        )
+        relay.exchange = exchange
+        return relay
 
     def _wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
 
     def transport(self, cell: int) -> InProcessTransport:
-        """The relay as ``cell`` sees it; fulfils ``exchange.transport.Transport``."""
+        """The relay as ``cell`` sees it, for ``islandctl.attach``; fulfils ``exchange.transport.Transport``."""
         return InProcessTransport(self, cell)
 
     def status(self) -> RelayStatus:
@@ -126,6 +157,8 @@ class InProcessTransport:
         self._relay = relay
         self._service = relay.service
         self.cell = cell
+        self.run, self.config_hash, self.num_cells = relay.run, relay.config_hash, relay.num_cells
+        self.exchange = relay.exchange
 
     def put(self, packet: bytes) -> None:
         """Store one packet, once. See ``Transport.put``."""
@@ -156,8 +189,8 @@ class InProcessTransport:
         return packet
 
     def entries(self, after: int, wait_s: float) -> Sequence[Entry]:
-        """Ledger entries with seq > ``after``. See ``Transport.entries``."""
-        return self._relay.wait(after, wait_s, 1000)
+        """See ``Transport.entries``. Waits briefly: asking again costs little here."""
+        return self._relay.wait(after, min(wait_s, POLL_S), 1000)
 
     def heartbeat(self, heartbeat: Heartbeat) -> None:
         """Tell a sign of life.
@@ -167,6 +200,17 @@ class InProcessTransport:
         """
         try:
             self._service.heartbeat(heartbeat)
+        except Refusal as refusal:
+            raise _error(refusal) from refusal
+
+    def tell_model(self, attempt: int, parameters: Sequence[tuple[str, Sequence[int]]]) -> None:
+        """Tell what this cell's model consists of, (name, shape) pairs.
+
+        Raises:
+            RelayError: ``model``.
+        """
+        try:
+            self._service.model(self.cell, outline(attempt, parameters))
         except Refusal as refusal:
             raise _error(refusal) from refusal
 

@@ -9,7 +9,10 @@ from pydantic import ConfigDict, Field
 from islandctl.config.model import Model
 from islandctl.ledger.joint import JointCheckpoint
 
-__all__ = ["CellStatus", "Heartbeat", "JointCheckpoint", "RelayStatus"]
+__all__ = ["UNSAVED", "CellStatus", "Heartbeat", "JointCheckpoint", "RelayStatus"]
+
+UNSAVED = "no checkpoint at step"
+"""So begins the message of a cell whose last checkpoint could not be written."""
 
 
 class Heartbeat(Model):
@@ -57,6 +60,8 @@ class CellStatus(Model):
     heartbeat: Heartbeat | None = None
     age_s: float | None = None
     """Seconds since the last heartbeat; None: never heard of."""
+    still_s: float | None = None
+    """Seconds since a heartbeat first told the present step; None: never heard of."""
     away: bool = False
     """The late policy counts this cell as gone."""
     packets: int = 0

@@ -9,37 +9,31 @@ from its ledger and its packets, and decides as before.
 When a round is committed, with K the late policy's ``windows``:
 
 ========================================  =====================================================
-all cells' packets are there              at once, naming all (``complete``)
-all that is missing belongs to cells      ``then: alone``: at once, naming those that are there (``alone``);
-that are away (K windows missed)          ``then: wait``: the round stays open until they are back
-another cell's packet is missing          at the deadline after the first packet: empty (``deadline``)
+all members' packets are there            at once, naming all (``complete``)
+all that is missing belongs to cells      ``then: alone``: at once, naming those that are there, of a pair nobody
+that are away (K windows missed)          (``alone``); ``then: wait``: the round stays open until they are back
+another member's packet is missing        at the deadline after the first packet: empty (``deadline``)
 the fragment has moved on in another      at once: empty (``deadline``): its packets are on an old anchor
 window
+in a seeded run, window 0                 when the first cell's packets are there, naming it alone (``complete``);
+                                          it has no deadline, and nobody else takes part
 ========================================  =====================================================
+
+Who the members of a round are, and what their packets build on, is the mode's ``Rule``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from islandctl.config.recipe import Late
+from islandctl.config.exchange import Late
 from islandctl.ledger.entries import Checkpoint, Commit, Contribution, Entry, Genesis, Halt, Rewind, Stop
 from islandctl.ledger.joint import JointCheckpoint, Lineage
 from islandctl.ledger.packet import PacketHeader
-
-
-class Refusal(Exception):
-    """A request that the relay does not carry out. ``code`` is for programs, ``message`` for people."""
-
-    def __init__(self, code: str, message: str, *, halt: Halt | None = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.halt = halt
-        """An entry that must be written because of this request."""
+from islandctl.relay.opened import Base, Closed, Counts, OpenRound, Parts
+from islandctl.relay.refusal import Refusal
+from islandctl.relay.rules import Key, Pairs, Rule, Scope, SharedAnchor
 
 
 class Welcome(Enum):
@@ -50,85 +44,40 @@ class Welcome(Enum):
     """The same bytes are stored already."""
 
 
-@dataclass
-class _Parts:
-    """What one cell has put into one round."""
-
-    tokens: int
-    step: int
-    hashes: dict[int, str] = field(default_factory=dict)
-    """Chunk → hash of the packet."""
-
-
-@dataclass
-class _Round:
-    """A round without a commit."""
-
-    version: int
-    num_chunks: int
-    first_at: float
-    cells: dict[int, _Parts] = field(default_factory=dict)
-
-    def complete(self, cell: int) -> bool:
-        return cell in self.cells and len(self.cells[cell].hashes) == self.num_chunks
-
-
-@dataclass(frozen=True)
-class _Base:
-    """What a cell says that a chunk's packets build on."""
-
-    base: str
-    cell: int
-    window: int
-
-
-@dataclass(frozen=True)
-class Closed:
-    """A committed round."""
-
-    seq: int
-    version: int
-    named: frozenset[int]
-
-
-@dataclass
-class Counts:
-    """Commits of the present attempt."""
-
-    committed: int = 0
-    """Naming at least one cell."""
-    empty: int = 0
-    partial: int = 0
-    """Naming some cells, not all."""
-
-
 class Rounds:
     """The state of all rounds of one run.
 
     Args:
         genesis: the ledger's first entry: run, configuration hash, cells, number of fragments.
         late: what happens when a cell's packet does not come.
+        final_window: of a butterfly, the first window of its last rounds; None: all cells share one anchor.
+        seeded: the rounds of window 0 are the first cell's alone: its values are where the others begin.
     """
 
-    def __init__(self, genesis: Genesis, late: Late) -> None:
+    def __init__(
+        self, genesis: Genesis, late: Late, *, final_window: int | None = None, seeded: bool = False
+    ) -> None:
         self.genesis = genesis
         self.late = late
         self.num_cells = len(genesis.cells)
+        self._rule: Rule = SharedAnchor(self.num_cells, late, seeded=seeded)
+        if final_window is not None:
+            self._rule = Pairs(self.num_cells, late, final_window)
         self.lineage = Lineage(self.num_cells)
         self.head: Entry = genesis
         self._begin(1, (0,) * genesis.num_fragments)
 
     def _begin(self, attempt: int, versions: tuple[int, ...]) -> None:
         self.attempt = attempt
-        self.versions = list(versions)
-        self.closed: dict[tuple[int, int], Closed] = {}
+        self._rule.begin(versions)
+        self.closed: dict[Key, Closed] = {}
         self.counts = Counts()
         self.last_commit: Commit | None = None
         self.halted: Halt | None = None
         self.stopping: Stop | None = None
-        self._open: dict[tuple[int, int], _Round] = {}
+        self._open: dict[Key, OpenRound] = {}
         self._missed: dict[int, set[int]] = {cell: set() for cell in range(self.num_cells)}
-        self._bases: dict[tuple[int, int], _Base] = {}  # of the present versions: (fragment, chunk) → base
+        self._bases: dict[tuple[Scope, int], Base] = {}  # (scope, chunk) → base
 
     # What is true now
 
@@ -152,8 +101,9 @@ class Rounds:
 
     def next_deadline(self) -> float | None:
         """When ``due`` may have something new without any event, on the clock of ``stored``."""
-        waiting = [each.first_at for key, each in self._open.items() if self._has_deadline(key)]
-        return min(waiting) + self.late.deadline if waiting and self.halted is None else None
+        ends = [self._deadline(key) for key, each in self._open.items() if not all(map(self.away, each.missing()))]
+        known = [end for end in ends if end is not None]
+        return min(known) if known and self.halted is None else None
 
     def check_readable(self, attempt: int, fragment: int, window: int, cell: int, reader: int | None) -> None:
         """May ``reader`` (a cell; None: the controller) have the packet of ``cell`` now?
@@ -167,8 +117,11 @@ class Rounds:
         if reader == cell or (reader is None and attempt < self.attempt):
             return
         self._check_attempt(attempt)
-        if (fragment, window) not in self.closed:
+        if self._key(cell, fragment, window) not in self.closed:
             raise Refusal("early", f"fragment {fragment}, window {window} is not committed yet")
+
+    def _key(self, cell: int, fragment: int, window: int) -> Key:
+        return fragment, window, self._rule.members(cell, fragment, window)[0]
 
     # Packets
 
@@ -185,18 +138,19 @@ class Rounds:
         """
         self._check_shape(header)
         where = f"fragment {header.fragment}, window {header.window}"
+        if header.cell not in self._rule.members(header.cell, header.fragment, header.window):
+            raise Refusal("invalid", f"{where}: the warm-up belongs to cell {self.genesis.cells[0]} alone")
         self._check_going()
         self._check_attempt(header.attempt)
         if stored_hash is not None:
             if stored_hash == packet_hash:
                 return Welcome.SAME
             raise Refusal("exists", f"other bytes of chunk {header.chunk} are stored for {where} already")
-        key = (header.fragment, header.window)
+        key = self._key(header.cell, header.fragment, header.window)
         if key in self.closed:
             raise Refusal("closed", f"{where}: committed as entry {self.closed[key].seq}, without this packet")
-        current = self.versions[header.fragment]
-        if header.version != current:
-            raise Refusal("stale", f"{where}: builds on version {header.version}, the anchor is at {current}")
+        if reason := self._rule.stale(header):
+            raise Refusal("stale", f"{where}: {reason}")
         self._check_agrees(header, self._open.get(key))
         return Welcome.STORE
 
@@ -211,7 +165,7 @@ class Rounds:
         if header.chunk >= header.num_chunks:
             raise Refusal("invalid", f"chunk {header.chunk} of {header.num_chunks}")
 
-    def _check_agrees(self, header: PacketHeader, opened: _Round | None) -> None:
+    def _check_agrees(self, header: PacketHeader, opened: OpenRound | None) -> None:
         """With the cell's other chunks, and with what the other cells build on."""
         where = f"fragment {header.fragment}, window {header.window}, chunk {header.chunk}"
         name = self.genesis.cells[header.cell]
@@ -221,24 +175,28 @@ class Rounds:
             if header.num_chunks != opened.num_chunks:
                 raise Refusal("invalid", f"{where}: cell {name} counts {header.num_chunks} chunks, the round has "
                               f"{opened.num_chunks}")  # fmt: skip
-        base = self._bases.get((header.fragment, header.chunk))
+        base, what = self._base_of(header), self._rule.what
         if base is not None and base.base != header.base:
-            other = f"cell {self.genesis.cells[base.cell]} (window {base.window})"
-            reason = f"{where}: cells {name} and {other} build on different anchors at version {header.version}"
+            other = f"{self.genesis.cells[base.cell]} (window {base.window})"
+            reason = f"{where}: cells {name} and {other} build on different {what}s at version {header.version}"
             if base.cell == header.cell:
-                reason = f"{where}: cell {name} builds on another anchor than in window {base.window}, same version"
+                reason = f"{where}: cell {name} builds on another {what} than in window {base.window}, same version"
             raise Refusal("halted", reason, halt=self.halt(header.cell, reason, header.fragment, header.window))
+
+    def _base_of(self, header: PacketHeader) -> Base | None:
+        scope = self._rule.scope(header)
+        return None if scope is None else self._bases.get((scope, header.chunk))
 
     def stored(self, header: PacketHeader, packet_hash: str, now: float) -> None:
         """A fact: a packet that ``judge`` welcomed (now, or before a restart) lies on disk."""
-        if header.version == self.versions[header.fragment]:
-            base = _Base(header.base, header.cell, header.window)
-            self._bases.setdefault((header.fragment, header.chunk), base)
-        key = (header.fragment, header.window)
+        if (scope := self._rule.scope(header)) is not None:
+            self._bases.setdefault((scope, header.chunk), Base(header.base, header.cell, header.window))
+        key = self._key(header.cell, header.fragment, header.window)
         if key in self.closed:
             return
-        opened = self._open.setdefault(key, _Round(header.version, header.num_chunks, now))
-        parts = opened.cells.setdefault(header.cell, _Parts(header.tokens, header.step))
+        members = self._rule.members(header.cell, header.fragment, header.window)
+        opened = self._open.setdefault(key, OpenRound(members, header.version, header.num_chunks, now))
+        parts = opened.cells.setdefault(header.cell, Parts(header.tokens, header.step))
         # A cell that died while it put, and came back another way, may tell other counts in the rest of its chunks.
         parts.tokens, parts.step = max(parts.tokens, header.tokens), max(parts.step, header.step)
         parts.hashes[header.chunk] = packet_hash
@@ -249,34 +207,32 @@ class Rounds:
         """The next commit that should be written, if one is due. Ask again after it is recorded."""
         if self.halted is not None:
             return None
-        for key in sorted(self._open, key=lambda key: (key[1], key[0])):
+        for key in sorted(self._open, key=lambda key: (key[1], key[0], key[2])):
             commit = self._decide(key, now)
             if commit is not None:
                 return commit
         return None
 
-    def _decide(self, key: tuple[int, int], now: float) -> Commit | None:
+    def _decide(self, key: Key, now: float) -> Commit | None:
         opened = self._open[key]
-        there = [cell for cell in range(self.num_cells) if opened.complete(cell)]
-        missing = tuple(cell for cell in range(self.num_cells) if cell not in there)
-        if opened.version != self.versions[key[0]]:
+        missing = opened.missing()
+        if self._rule.left_behind(key[0], opened.version):
             return self._commit(key, (), missing, "deadline")
+        there = tuple(cell for cell in opened.members if cell not in missing)
         if not missing:
             return self._commit(key, there, missing, "complete")
         if all(self.away(cell) for cell in missing):
+            there = there if self._rule.partial else ()
             return self._commit(key, there, missing, "alone") if self.late.then == "alone" else None
-        if now >= opened.first_at + self.late.deadline:
-            return self._commit(key, (), missing, "deadline")
-        return None
+        end = self._deadline(key)
+        return self._commit(key, (), missing, "deadline") if end is not None and now >= end else None
 
-    def _has_deadline(self, key: tuple[int, int]) -> bool:
-        missing = (cell for cell in range(self.num_cells) if not self._open[key].complete(cell))
-        return not all(self.away(cell) for cell in missing)
+    def _deadline(self, key: Key) -> float | None:
+        wait_s = self._rule.deadline_s(key[1])
+        return None if wait_s is None else self._open[key].first_at + wait_s
 
-    def _commit(
-        self, key: tuple[int, int], there: list[int] | tuple[()], missing: tuple[int, ...], reason: str
-    ) -> Commit:
-        opened = self._open[key]
+    def _commit(self, key: Key, there: tuple[int, ...], missing: tuple[int, ...], reason: str) -> Commit:
+        opened, (fragment, window, _) = self._open[key], key
         named = tuple(
             Contribution(
                 cell=cell,
@@ -286,11 +242,11 @@ class Rounds:
             )
             for cell in there
         )
-        version = self.versions[key[0]] + (1 if named else 0)
+        version = self._rule.version_after(fragment, window, named=bool(named))
         return Commit.model_validate(
             self._draft()
-            | {"fragment": key[0], "window": key[1], "version": version, "named": named, "missing": missing}
-            | {"reason": reason}
+            | {"fragment": fragment, "window": window, "version": version, "named": named, "missing": missing}
+            | {"pair": self._rule.pair(opened.members), "reason": reason}
         )
 
     # What cells and controller ask for: the entry that should be written
@@ -371,14 +327,13 @@ class Rounds:
             self.halted = entry
 
     def _record_commit(self, entry: Commit, heard: frozenset[int]) -> None:
-        key = (entry.fragment, entry.window)
+        key = (entry.fragment, entry.window, entry.pair[0] if entry.pair else 0)
         opened = self._open.pop(key, None)
         named = frozenset(one.cell for one in entry.named)
         self.closed[key] = Closed(entry.seq, entry.version, named)
         self.last_commit = entry
-        if entry.version != self.versions[entry.fragment]:
-            self.versions[entry.fragment] = entry.version
-            self._bases = {at: base for at, base in self._bases.items() if at[0] != entry.fragment}
+        if (ended := self._rule.recorded(entry)) is not None:
+            self._bases = {at: base for at, base in self._bases.items() if at[0] != ended}
         for cell in heard | named | frozenset(opened.cells if opened else ()):
             self._missed[cell].clear()
         for cell in entry.missing:
@@ -387,12 +342,10 @@ class Rounds:
         self.counts.empty += not named
         self.counts.partial += bool(named) and bool(entry.missing)
 
-    def undecided(self, places: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
-        """Of these (fragment, window), the rounds whose packets a restart must read: open, or empty at the
-        present version (their bases still bind)."""
-        return {
-            key
-            for key in places
-            if key not in self.closed
-            or (not self.closed[key].named and self.closed[key].version == self.versions[key[0]])
-        }
+    def undecided(self, cell: int, fragment: int, window: int) -> bool:
+        """Must a restart read the cell's packets of this round? When it is open, or they still bind later ones."""
+        key = self._key(cell, fragment, window)
+        if key not in self.closed:
+            return True
+        closed = self.closed[key]
+        return self._rule.binds(closed.version, fragment, named=bool(closed.named))

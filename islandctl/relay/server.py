@@ -24,7 +24,9 @@ from islandctl.relay import border
 from islandctl.relay.emulate import EmulatedLink
 from islandctl.relay.messages import Heartbeat
 from islandctl.relay.metrics import CONTENT_TYPE, openmetrics
-from islandctl.relay.rounds import Refusal, Welcome
+from islandctl.relay.models import Outline
+from islandctl.relay.refusal import Refusal
+from islandctl.relay.rounds import Welcome
 from islandctl.relay.service import Service
 from islandctl.relay.settings import RelaySettings
 from islandctl.relay.store import DiskError, Store
@@ -93,6 +95,7 @@ class Server:
             Route("/v1/packets/{attempt}/{fragment}/{window}/{cell}/{chunk}", self.get_packet, methods=["GET"]),
             Route("/v1/ledger", self.ledger, methods=["GET"]),
             Route("/v1/heartbeat", self.heartbeat, methods=["POST"]),
+            Route("/v1/model", self.model, methods=["POST"]),
             Route("/v1/checkpoints", self.checkpoint, methods=["POST"]),
             Route("/v1/halt", self.halt, methods=["POST"]),
             Route("/v1/stop", self.stop, methods=["POST"]),
@@ -279,6 +282,13 @@ class Server:
         if told.cell != cell:
             raise Refusal("forbidden", f"this token may not speak for cell {told.cell}")
         await asyncio.to_thread(self._service.heartbeat, told)
+        return JSONResponse({})
+
+    async def model(self, request: Request) -> Response:
+        """What a cell's model consists of."""
+        cell = border.cell(request)
+        told = await border.read_model(request, Outline, self._limits, max_bytes=self._limits.model_bytes)
+        await asyncio.to_thread(self._service.model, cell, told)
         return JSONResponse({})
 
     async def status(self, _: Request) -> Response:

@@ -13,12 +13,14 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from islandctl.config.budget import BY_BUDGET
-from islandctl.config.recipe import Late
+from islandctl.config.exchange import Late
 from islandctl.ledger.chain import START, seal
 from islandctl.ledger.entries import Entry, Genesis
 from islandctl.ledger.packet import PacketHeader
 from islandctl.relay.messages import CellStatus, Heartbeat, RelayStatus
-from islandctl.relay.rounds import Refusal, Rounds, Welcome
+from islandctl.relay.models import Outline, difference
+from islandctl.relay.refusal import Refusal
+from islandctl.relay.rounds import Rounds, Welcome
 
 Place = tuple[int, int, int, int, int]
 """Where a packet belongs: attempt, fragment, window, cell, chunk."""
@@ -58,6 +60,8 @@ class Service:
         archive: keeps packets and entries; what it holds already is taken over.
         run, config_hash, cells, num_fragments: which run this is. Must match the archive's.
         late: the late policy.
+        final_window: set in a butterfly; see ``Rounds``.
+        seeded: window 0 is the first cell's alone.
         clock: monotonic seconds.
     """
 
@@ -70,6 +74,8 @@ class Service:
         cells: Sequence[str],
         num_fragments: int,
         late: Late,
+        final_window: int | None = None,
+        seeded: bool = False,
         clock: Callable[[], float],
     ) -> None:
         self._archive = archive
@@ -77,6 +83,8 @@ class Service:
         self._lock = threading.RLock()
         self._listeners: list[Callable[[], None]] = []
         self._heartbeats: dict[int, tuple[Heartbeat, float]] = {}
+        self._still_since: dict[int, float] = {}
+        self._models: dict[int, Outline] = {}
         self._packets: dict[int, int] = defaultdict(int)
         self.bytes_up: dict[int, int] = defaultdict(int)
         self.bytes_down: dict[int, int] = defaultdict(int)
@@ -90,11 +98,11 @@ class Service:
             cells=tuple(cells),
             num_fragments=num_fragments,
         )
-        self._rounds = self._recover(genesis, late)
+        self._rounds = self._recover(Rounds(self._first(genesis), late, final_window=final_window, seeded=seeded))
         self.tick()
 
-    def _recover(self, expected: Genesis, late: Late) -> Rounds:
-        """Rebuild the state from the archive."""
+    def _first(self, expected: Genesis) -> Genesis:
+        """The ledger's first entry, written if there is none."""
         first = self._archive.entries(-1, 1)
         if not first:
             genesis = seal(expected, START)
@@ -105,7 +113,10 @@ class Service:
         ignored = {"at", "hash"}
         if found.model_dump(exclude=ignored) != expected.model_dump(exclude=ignored):
             raise Refusal("foreign", f"the ledger here belongs to run {found.run}, or to another configuration of it")
-        rounds = Rounds(found, late)
+        return found
+
+    def _recover(self, rounds: Rounds) -> Rounds:
+        """Rebuild the state from the archive."""
         attempt = 0
         heard: dict[tuple[int, int], set[int]] = {}
         while batch := self._archive.entries(rounds.head.seq, 1000):
@@ -115,11 +126,10 @@ class Service:
                     heard = self._heard(attempt)
                 rounds.record(entry, _heard_in(entry, heard))
         now = self._clock()
-        places = self._archive.places(rounds.attempt)
-        relevant = rounds.undecided({(place[1], place[2]) for place in places})
-        for place in sorted(places):
-            self._packets[place[3]] += 1
-            if (place[1], place[2]) in relevant:
+        for place in sorted(self._archive.places(rounds.attempt)):
+            _, fragment, window, cell, _ = place
+            self._packets[cell] += 1
+            if rounds.undecided(cell, fragment, window):
                 packet_hash = self._archive.packet_hash(place)
                 assert packet_hash is not None
                 rounds.stored(self._archive.header(place), packet_hash, now)
@@ -245,10 +255,29 @@ class Service:
                         f"cells {cells[cell]} and {cells[heartbeat.cell]} hold out different texts "
                         f"({other.held_out_hash[:12]}, {heartbeat.held_out_hash[:12]})",
                     )
-            self._heartbeats[heartbeat.cell] = (heartbeat, self._clock())
+            now, (last, _) = self._clock(), self._heartbeats.get(heartbeat.cell, (None, 0.0))
+            if last is None or (last.attempt, last.step) != (heartbeat.attempt, heartbeat.step):
+                self._still_since[heartbeat.cell] = now
+            self._heartbeats[heartbeat.cell] = (heartbeat, now)
             rounds = self._rounds
             if heartbeat.spent and heartbeat.attempt == rounds.attempt and not (rounds.stopping or rounds.halted):
                 self._settle(rounds.stop(BY_BUDGET))
+
+    def model(self, cell: int, outline: Outline) -> None:
+        """Keep what a cell's model consists of. Kept in memory only: every life of a cell tells it again.
+
+        Raises:
+            Refusal: ``model``: another cell of this attempt holds another one; the message names a parameter.
+        """
+        with self._lock:
+            cells = self._rounds.genesis.cells
+            for other, known in self._models.items():
+                if other == cell or known.attempt != outline.attempt:
+                    continue
+                text = difference(known, outline, (cells[other], cells[cell]))
+                if text:
+                    raise Refusal("model", f"cells {cells[other]} and {cells[cell]} hold different models: {text}")
+            self._models[cell] = outline
 
     def checkpoint(self, attempt: int, cell: int, step: int, manifest: str, versions: tuple[int, ...]) -> Entry:
         """See ``Rounds.checkpoint``."""
@@ -296,11 +325,13 @@ class Service:
 
     def _cell_status(self, cell: int) -> CellStatus:
         heartbeat, seen = self._heartbeats.get(cell, (None, 0.0))
+        now = self._clock()
         return CellStatus(
             cell=cell,
             name=self._rounds.genesis.cells[cell],
             heartbeat=heartbeat,
-            age_s=None if heartbeat is None else max(0.0, self._clock() - seen),
+            age_s=None if heartbeat is None else max(0.0, now - seen),
+            still_s=None if heartbeat is None else max(0.0, now - self._still_since[cell]),
             away=self._rounds.away(cell),
             packets=self._packets[cell],
             bytes_up=self.bytes_up[cell],
@@ -311,4 +342,5 @@ class Service:
 def _heard_in(entry: Entry, heard: dict[tuple[int, int], set[int]]) -> frozenset[int]:
     if entry.kind != "commit":
         return frozenset()
-    return frozenset(heard.get((entry.fragment, entry.window), ()))
+    cells = frozenset(heard.get((entry.fragment, entry.window), ()))
+    return cells & frozenset(entry.pair) if entry.pair else cells

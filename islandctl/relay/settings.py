@@ -6,8 +6,9 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
+from islandctl.config.exchange import Late
 from islandctl.config.model import Model
-from islandctl.config.recipe import Emulate, Late
+from islandctl.config.recipe import Emulate
 from islandctl.config.units import Seconds
 from islandctl.errors import ConfigError
 
@@ -19,6 +20,8 @@ class Limits(Model):
     """Of one packet. The default chunk is 16 MiB in fp32; sixteen times that leaves room for larger ones."""
     json_bytes: int = Field(default=1 << 20, ge=1)
     """Of a JSON body. A checkpoint's versions and a heartbeat's series take a few kB."""
+    model_bytes: int = Field(default=64 << 20, ge=1)
+    """Of the list of a model's parameters: some hundred bytes each."""
     header_deadline: Seconds = 30.0
     """From a connection's start, or a request's first byte, to the end of the request's header."""
     body_grace: Seconds = 60.0
@@ -38,6 +41,10 @@ class RelaySettings(Model):
     """Names of all cells, in order."""
     num_fragments: int = Field(ge=1)
     late: Late = Late()
+    final_window: int | None = Field(default=None, ge=0)
+    """Set in a butterfly, whose cells exchange in pairs: the first window of its last rounds."""
+    seeded: bool = False
+    """Window 0 is the first cell's alone, since the run begins with a warm-up."""
     emulate: Emulate | None = None
     host: str = "127.0.0.1"
     """Address to listen at."""

@@ -2,6 +2,8 @@
 
 The order of trust: an exit record on the node, then the supervisor's state, then the workers' heartbeat. A worker's
 last words say how it ended; whether the cell has ended with it is its supervisor's word alone.
+
+A rate is shown only of a cell that is known to move: it says so now, and its last step is not overdue.
 """
 
 from __future__ import annotations
@@ -14,6 +16,12 @@ from islandctl.runs.status import CellState, CellView, Facts, NodeFacts, NodeVie
 
 SILENT_AFTER_S = 60.0
 """Heartbeats come every few seconds; a minute without one is worth a word."""
+FRESH_S = 10.0
+"""So long a word holds for the present: some heartbeats may be late."""
+OVERDUE_STEPS = 3.0
+"""A step that has not come after so many times its usual length is not about to come."""
+_MOVING = ("training", "waiting", "evaluating", "checkpointing")
+"""What workers say of themselves while the run goes on."""
 
 
 def cell_view(cell: CellRecord, record: RunRecord, facts: Facts) -> CellView:
@@ -21,7 +29,13 @@ def cell_view(cell: CellRecord, record: RunRecord, facts: Facts) -> CellView:
     nodes = [node for node in facts.nodes if node.cell == cell.index]
     seen = facts.relay.cells[cell.index] if facts.relay and cell.index < len(facts.relay.cells) else None
     beat, age, source = _heartbeat(cell.index, nodes, facts.relay, record.attempt)
-    state, detail = _state(record, nodes, beat, age)
+    state, detail = _state(record, nodes, beat, age if source == "relay" else None)
+    still = seen.still_s if seen is not None and source == "relay" else age
+    state, detail = _present(state, detail, source, beat, still, record.tokens_per_step)
+    if seen is not None and seen.away and state in (*_MOVING, "silent"):
+        state = "away"
+    heard = age is not None and (source == "files" or age < FRESH_S)
+    moves = heard and beat is not None and _moves(state, beat, still, record.tokens_per_step)
     figures = {}
     if beat is not None:
         figures = {
@@ -29,7 +43,7 @@ def cell_view(cell: CellRecord, record: RunRecord, facts: Facts) -> CellView:
             "bits_per_byte": beat.bits_per_byte,
             "loss": beat.loss,
             "tokens": beat.tokens,
-            "tokens_per_s": beat.tokens_per_s,
+            "tokens_per_s": beat.tokens_per_s if moves else None,
             "rounds_sent": beat.rounds_applied,
             "rounds_late": beat.rounds_late,
             "rounds_skipped": beat.rounds_skipped,
@@ -70,11 +84,39 @@ def _heartbeat(
     seen = relay.cells[cell] if relay is not None and cell < len(relay.cells) else None
     told = seen.heartbeat if seen is not None and seen.heartbeat and seen.heartbeat.attempt == attempt else None
     if told is None or seen is None:
-        return filed, None, "none" if filed is None else "files"
+        age = next((node.heartbeat_age_s for node in nodes if node.heartbeat is filed), None)
+        return filed, age, "none" if filed is None else "files"
     if filed is not None and not told_by_relay(relay, cell, attempt):
         own = {"state": told.state, "life": told.life, "message": told.message or filed.message}
         told = filed.model_copy(update={**own, "tokens_per_s": told.tokens_per_s})
     return told, seen.age_s, "relay"
+
+
+def _present(
+    state: CellState, detail: str, source: str, beat: Heartbeat | None, still: float | None, tokens_per_step: int
+) -> tuple[CellState, str]:
+    """The state as of now. A file tells what was, and says nothing of a loop that stands still."""
+    if state != "training" or beat is None or still is None or still < _patience_s(beat, tokens_per_step):
+        return state, detail
+    said = f"nothing new in its files for {still:.0f} s" if source == "files" else f"no new step for {still:.0f} s"
+    return "silent" if source == "files" else state, "; ".join(filter(None, (detail, said)))
+
+
+def _moves(state: CellState, beat: Heartbeat, still: float | None, tokens_per_step: int) -> bool:
+    """Is a cell that was just heard of known to get on at the rate that it told?
+
+    Args:
+        still: seconds since the present step was first told.
+    """
+    if state not in _MOVING or not beat.tokens_per_s or still is None:
+        return False
+    return state in ("evaluating", "checkpointing") or still < _patience_s(beat, tokens_per_step)
+
+
+def _patience_s(beat: Heartbeat, tokens_per_step: int) -> float:
+    """How long after a step the next one may take to be told."""
+    step_s = tokens_per_step / beat.tokens_per_s if beat.tokens_per_s else 0.0
+    return FRESH_S + OVERDUE_STEPS * step_s
 
 
 def _state(
@@ -94,10 +136,11 @@ def _state(
         return "restarting", _last_end(nodes)
     if len(known) < len(states) or not states:
         trouble = next((node.trouble for node in nodes if node.state is None), "")
-        if beat is not None and age is not None and age < SILENT_AFTER_S:
+        if beat is not None and age is not None and age < FRESH_S:
             said, _ = _word(beat, age)
             return said, f"not reachable from here, but its heartbeat is: {trouble}".rstrip(": ")
-        return "unreachable", trouble
+        last = f"its last heartbeat came {age:.0f} s ago" if beat is not None and age is not None else ""
+        return "unreachable", "; ".join(filter(None, (trouble, last)))
     if record.phase == "failed" and all(state.state == "absent" for state in known):
         return "stopped", "was never started"
     if any(state.state == "absent" for state in known):

@@ -70,7 +70,9 @@ class Row(Model):
     """One step with checkpoints."""
 
     step: int
+    """At which they were written."""
     attempt: int
+    """In which."""
     joint: bool
     """The ledger says that every cell had it whole."""
     resumable: bool = False
@@ -85,9 +87,11 @@ class Survey(Model):
     """All checkpoints of a run."""
 
     run: str
+    """Its name."""
     rows: tuple[Row, ...]
     """Oldest first."""
     unreachable: tuple[str, ...] = ()
+    """Cells that could not be asked, each with the reason."""
 
 
 def verify(record: RunRecord, reach: Reach, joint: JointCheckpoint) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -22,10 +23,10 @@ from islandctl.ledger.joint import JointCheckpoint, joint_checkpoints
 from islandctl.relay.glance import told_by_file
 from islandctl.relay.messages import Heartbeat, RelayStatus
 from islandctl.runs.cells import told_by_relay
-from islandctl.runs.files import has_open, holder
-from islandctl.runs.metrics import heartbeat_from
+from islandctl.runs.files import has_open, holder, only_one
+from islandctl.runs.metrics import heartbeat_from, newest_time
 from islandctl.runs.reach import Reach, Say
-from islandctl.runs.record import NodeRecord, RunRecord, load
+from islandctl.runs.record import FAILED, FINISHED, NodeRecord, RunRecord, change, load
 from islandctl.runs.status import Facts, NodeFacts, Outcome, RunStatus
 from islandctl.runs.watch import combine
 
@@ -114,8 +115,8 @@ class Watcher:
         seen = []
         for node in self._record.nodes:
             answer = self._nodes[node.cell, node.index].answer(end - time.monotonic())
-            beat = beats.get(node.cell) if node.index == 0 else None
-            seen.append(self._facts(node, answer).model_copy(update={"heartbeat": beat}))
+            beat, age = beats.get(node.cell, (None, None)) if node.index == 0 else (None, None)
+            seen.append(self._facts(node, answer).model_copy(update={"heartbeat": beat, "heartbeat_age_s": age}))
         kept = {name: slot.answer(end - time.monotonic()) for name, slot in self._beside.items()}
         states = {name: state for name, state in kept.items() if isinstance(state, SupervisorState)}
         launcher_alive, at_work = self._launcher_lives(), holder(self._lock)
@@ -132,7 +133,22 @@ class Watcher:
             launcher_alive=launcher_alive,
             at_work=at_work,
         )
-        return combine(self._record, facts)
+        status = combine(self._record, facts)
+        self._keep_end(status)
+        return status
+
+    def _keep_end(self, status: RunStatus) -> None:
+        """Into the record: how the run came out, once the supervisors of all its nodes have said so."""
+        record = self._record
+        told = all(node.state in ("ended", "lost") for cell in status.cells for node in cell.nodes)
+        if not (status.ended and told and record.phase == "launched" and not record.reason):
+            return
+        stopped = status.detail or "stopped"
+        seen = {"finished": FINISHED, "failed": f"{FAILED}{status.detail}"}.get(status.state, stopped)
+        with contextlib.suppress(IslandError, OSError), only_one(self._lock, f"islandctl status {self.run}"):
+            record = load(self.run)
+            if (record.phase, record.attempt) == ("launched", self._record.attempt):
+                self._record = change(record, reason=seen)
 
     def _renew(self) -> None:
         """Read the record again: during a launch its nodes, relay and tunnels become known one after another."""
@@ -161,15 +177,16 @@ class Watcher:
             return answer
         if node.label not in self._silent:
             self._silent.add(node.label)
-            self._say(f"{node.label}: no answer; reconnecting, training is not affected")
+            self._say(f"{node.label}: no answer; reconnecting")
         return NodeFacts(cell=node.cell, node=node.index, trouble=_trouble(answer, node.label, self._deadline_s))
 
     def _from_files(
         self, relay: RelayStatus | None, end: float
-    ) -> tuple[dict[int, Heartbeat], JointCheckpoint | None]:
-        """What the relay has not told: the figures of cells, by cell, and the newest joint checkpoint.
+    ) -> tuple[dict[int, tuple[Heartbeat, float | None]], JointCheckpoint | None]:
+        """What the relay has not told: figures of cells and their age, by cell, and the newest joint checkpoint.
 
-        A cell that has come back, or comes back to a new attempt, has told the relay nothing yet.
+        The age is by this machine's clock, which a launch holds against the sites'. A cell that has come back, or
+        comes back to a new attempt, has told the relay nothing yet.
         """
         record = self._record
         slots = {cell: slot for cell, slot in self._metrics.items() if not told_by_relay(relay, cell, record.attempt)}
@@ -182,13 +199,15 @@ class Watcher:
         joint = self._joint.answer(end - time.monotonic()) if relay is None else told
         newest = joint if isinstance(joint, JointCheckpoint) else None
         begins_at = newest.step if newest is not None and record.attempt > 1 else 0
-        beats = {}
+        now, beats = time.time(), {}
         for cell, content in answers.items():
-            if isinstance(content, bytes):
-                beats[cell] = heartbeat_from(
-                    content, cell=cell, attempt=record.attempt, steps=record.steps, begins_at=begins_at
-                )
-        return {cell: beat for cell, beat in beats.items() if beat is not None}, newest
+            if not isinstance(content, bytes):
+                continue
+            beat = heartbeat_from(content, cell=cell, attempt=record.attempt, steps=record.steps, begins_at=begins_at)
+            at = newest_time(content)
+            if beat is not None:
+                beats[cell] = (beat, None if at is None else max(0.0, now - at))
+        return beats, newest
 
     def _ask_metrics(self, node: NodeRecord) -> Asked[bytes]:
         path = str(CellFolder(PurePosixPath(node.cell_folder)).metrics)

@@ -39,20 +39,28 @@ def worker_job(record: RunRecord, plan: Plan, node: NodeRecord, *, master: tuple
     site = plan.site(node.site)
     cell = record.cells[node.cell]
     folder = CellFolder(PurePosixPath(node.cell_folder))
+    script = (plan.recipe.worker.command or ())[1:]
     env = {
         "PYTHONPATH": node.code,
         "PYTHONUNBUFFERED": "1",
         "ISLANDCTL_RELAY_URL": node.relay_url,
         "ISLANDCTL_NODE_FOLDER": node.folder,
+        "ISLANDCTL_CELL": str(cell.index),
+        "ISLANDCTL_NUM_CELLS": str(len(record.cells)),
+        # Else torchrun would cut a checkpoint off after 30 s, when both are asked to end.
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": f"{STOP_TIMEOUT_S:.0f}",
     }
+    first, total = _share(plan, node)
     if site.gpu.type == "cpu":
-        env["OMP_NUM_THREADS"] = str(max(1, site.cpu.cores // node.num_ranks))
+        env["OMP_NUM_THREADS"] = str(max(1, site.cpu.cores // total))
+    elif total > node.num_ranks:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(str(first + rank) for rank in range(node.num_ranks))
     return SupervisorJob(
         run=record.run,
         mark=record.mark,
         name=f"{cell.name}/node-{node.index}",
-        argv=(*_torchrun(node, len(cell.nodes), master), "-m", "islandctl.worker", node.cell_folder),
-        cwd=node.cell_folder,
+        argv=(*_torchrun(node, len(cell.nodes), master), "-m", "islandctl.worker", node.cell_folder, *script),
+        cwd=str(folder.script) if plan.files else node.cell_folder,
         env={**env, **plan.recipe.worker.env},
         setup=site.environment.setup,
         outcome=str(folder.outcome),
@@ -65,6 +73,17 @@ def worker_job(record: RunRecord, plan: Plan, node: NodeRecord, *, master: tuple
         stop_timeout_s=STOP_TIMEOUT_S,
         budget_s=budget_seconds(plan, record.budget or plan.recipe.budget),
     )
+
+
+def _share(plan: Plan, node: NodeRecord) -> tuple[int, int]:
+    """Which of its host's accelerators are this cell's: (the first, how many all cells take on the host)."""
+    on_host = [
+        (cell.index, one.num_ranks)
+        for cell in plan.cells
+        for one in cell.nodes
+        if (cell.site, one.host) == (node.site, node.host)
+    ]
+    return sum(num for index, num in on_host if index < node.cell), sum(num for _, num in on_host)
 
 
 def _torchrun(node: NodeRecord, num_nodes: int, master: tuple[str, int] | None) -> tuple[str, ...]:

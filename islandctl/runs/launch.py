@@ -1,6 +1,6 @@
 """Launch: from a plan to running workers, step by step, each with a verdict a node.
 
-    connect → prepare → relay → tunnels → cell files → supervisors
+    connect → prepare → text → relay → tunnels → cell files → supervisors
 
 Until the supervisors run, any failure ends the launch: what was started is ended again, that is proved, and the
 record says why.
@@ -26,6 +26,7 @@ from islandctl.runs.reach import Reach, Say, demand, each
 from islandctl.runs.record import CellRecord, NodeRecord, RunRecord
 from islandctl.runs.relay import make_secrets
 from islandctl.runs.stop import end_everything
+from islandctl.runs.text import check_text
 from islandctl.runs.workers import start_workers, write_cells
 
 
@@ -72,9 +73,10 @@ def start(plan: Plan, run: str | None, say: Say) -> RunRecord:
 
 
 def _prepare(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> RunRecord:
-    """Connect to every host and put code and environment there; each host once."""
+    """Connect to every host, put code and environment there, and see that the text is there; each host once."""
     places = list(dict.fromkeys((cell.site, node.host) for cell in plan.cells for node in cell.nodes))
-    bundle, needs = make_bundle(), worker_needs(plan.recipe.training.optimizer.kind)
+    optimizer = plan.recipe.training.optimizer
+    bundle, needs = make_bundle(), worker_needs(optimizer.kind if optimizer else "")
 
     def one(place: tuple[str, str]) -> Prepared:
         host = reach.host(*place)
@@ -84,6 +86,7 @@ def _prepare(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> RunRecord
         return done
 
     prepared = dict(zip(places, demand(each(places, one), "preparing"), strict=True))
+    check_text(plan, prepared, reach, say)
     cells = []
     for cell in plan.cells:
         members = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from islandctl.relay.messages import Heartbeat
+from islandctl.relay.messages import UNSAVED, Heartbeat
 
 MAX_EVALUATIONS = 60
 
@@ -24,6 +24,7 @@ def heartbeat_from(content: bytes, *, cell: int, attempt: int, steps: int, begin
     trained: dict[int, dict[str, Any]] = {}
     evaluations: dict[int, float] = {}
     newest = ""
+    saved: dict[str, Any] = {}
     for line in content.split(b"\n"):
         entry = _entry(line)
         if entry is None or entry["attempt"] > attempt:
@@ -37,15 +38,16 @@ def heartbeat_from(content: bytes, *, cell: int, attempt: int, steps: int, begin
                 last.clear()
             newest = entry["kind"]
             last[newest] = entry
+            saved = entry if newest == "checkpoint" else saved  # what could not be written stays so over lives
     if not last and not trained and not evaluations:
         return None
     # a worker that ends before it is restored tells 0
     step = max((entry["step"] for kind, entry in last.items() if kind != "end" or entry["step"]), default=begins_at)
     train, exchange = last.get("train", {}), last.get("exchange", {})
     known = train or trained.get(step, {})
-    ended, saved = last.get("end", {}).get("outcome"), last.get("checkpoint", {})
+    ended = last.get("end", {}).get("outcome")
     state: Any = ended if ended in ("finished", "stopped", "failed") else "training" if train else "starting"
-    message = f"no checkpoint at step {saved['step']}: {saved['error']}" if saved.get("error") else ""
+    message = f"{UNSAVED} {saved['step']}: {saved['error']}" if saved.get("error") else ""
     waits = newest == "waiting"
     if waits:
         state, message = "waiting", f"waits: {last[newest].get('reason', '')}"
@@ -65,6 +67,15 @@ def heartbeat_from(content: bytes, *, cell: int, attempt: int, steps: int, begin
         message=message,
         life=str(last.get("start", {}).get("life", "")),
     )
+
+
+def newest_time(content: bytes) -> float | None:
+    """When the newest whole line was written: seconds since 1970, by the site's clock. None: no line tells."""
+    for line in reversed(content.split(b"\n")):
+        entry = _entry(line)
+        if entry is not None and isinstance(entry.get("time"), (int, float)):
+            return float(entry["time"])
+    return None
 
 
 def _entry(line: bytes) -> dict[str, Any] | None:

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 Phase = Literal["launching", "launched", "stopping", "stopped", "failed"]
 """What the controller last did: ``failed`` means the launch did not get as far as the workers."""
+FAILED = "failed: "
+"""How the reason begins in the record of a run whose workers failed."""
+FINISHED = "finished"
+"""The reason in the record of a run that is through its steps."""
 
 
 class NodeRecord(Model):
@@ -113,7 +117,7 @@ class RunRecord(Model):
     attempt: int = 1
     phase: Phase = "launching"
     reason: str = ""
-    """Why the phase is what it is, when that needs a word."""
+    """Why the phase is what it is, when that needs a word. While ``launched``: how the run was seen to have ended."""
     launcher_pid: int = 0
     """The process that launches; only read while the phase is ``launching``."""
     relay_url: str = ""
@@ -136,6 +140,15 @@ class RunRecord(Model):
         Nor is there anything to stop on the nodes: nothing was ever started there.
         """
         return bool(self.relay_url and self.nodes) and all(node.relay_url for node in self.nodes)
+
+    @property
+    def last_known(self) -> str:
+        """As a command last saw it: the phase, or how the run came out."""
+        if self.reason == FINISHED:
+            return FINISHED
+        if self.phase == "launched" and self.reason:
+            return "failed" if self.reason.startswith(FAILED) else "stopped"
+        return self.phase
 
     @property
     def gives_way(self) -> bool:

@@ -60,12 +60,15 @@ def relay_files(record: RunRecord, plan: Plan, *, host: str, port: int) -> dict[
     folder = RunFolder.of(record.run).secrets
     roles = {token_hash((folder / "token").read_text()): "controller"}
     roles |= {token_hash(cell_token(record.run, cell.index).decode()): str(cell.index) for cell in plan.cells}
+    exchange, steps = plan.recipe.exchange, plan.recipe.training.steps
     settings = RelaySettings(
         run=record.run,
         config_hash=record.config_hash,
         cells=tuple(cell.name for cell in plan.cells),
-        num_fragments=plan.recipe.exchange.fragments,
-        late=plan.recipe.exchange.late,
+        num_fragments=exchange.fragments,
+        late=exchange.late,
+        final_window=-(-steps // exchange.window) if exchange.mode == "butterfly" else None,
+        seeded=exchange.warmup > 0,
         emulate=plan.recipe.relay.emulate,
         host=host,
         port=port,

@@ -22,6 +22,7 @@ class Removal(Model):
     """What is gone of a run, and what is not."""
 
     run: str
+    """Its name."""
     removed: tuple[str, ...] = ()
     """Folders that are gone, each with its place."""
     kept: tuple[str, ...] = ()

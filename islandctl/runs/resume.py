@@ -1,6 +1,7 @@
 """Resume: all cells go back to one joint checkpoint and go on from there, under a new attempt.
 
-A run of which a part still lives is mended instead: what is dead starts again and catches up, nobody goes back.
+A run of which a part still lives is mended instead: what is dead starts again and catches up, the rest trains on.
+Workers that have only lost their supervisor cannot be given another one: they save, end, and go on from there.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from islandctl.fleet.supervisor import span
 from islandctl.ledger.entries import Rewind
 from islandctl.ledger.joint import joint_checkpoints, unjoined
 from islandctl.planner.budget import budget_seconds
+from islandctl.planner.file import changed_sources
 from islandctl.planner.plan import Plan
 from islandctl.runs import record as records
 from islandctl.runs.checkpoints import read_ledger, verify
@@ -29,7 +31,7 @@ from islandctl.runs.network import restart_relay, silent
 from islandctl.runs.reach import Reach, Say, demand, each
 from islandctl.runs.record import NodeRecord, RunRecord
 from islandctl.runs.relay import client
-from islandctl.runs.sources import check_recipe
+from islandctl.runs.sources import check_recipe, script_notes
 from islandctl.runs.stop import end_everything
 from islandctl.runs.workers import restart_workers, start_workers, write_cells
 
@@ -53,7 +55,8 @@ def resume(
         UnreachableError: a node or the relay cannot be asked. Nothing has been changed then.
     """
     records.check_plan_of(record, plan)
-    for note in check_recipe(plan, lambda path: _changed_recipe(plan, path), run=record.run):
+    notes = check_recipe(plan, lambda path: _changed_recipe(plan, path), run=record.run)
+    for note in notes + script_notes(plan, changed_sources(plan)):
         say(f"note: {note}")
     with (
         only_one(RunFolder.of(record.run).root / "lock", f"islandctl resume {record.run}"),
@@ -153,7 +156,7 @@ def _check_budget(record: RunRecord, plan: Plan, reach: Reach, budget: Budget) -
 def _mend(
     record: RunRecord, reach: Reach, say: Say, states: Mapping[NodeRecord, SupervisorState], *, anew: bool
 ) -> RunRecord:
-    """Part of the run lives: start again what does not, and leave the rest alone. No cell goes back.
+    """Part of the run lives: start again what does not, and leave the rest alone.
 
     Raises:
         UsageError: everything runs, or the run is being stopped, or what is asked for takes a new attempt (``anew``).
@@ -165,11 +168,14 @@ def _mend(
             f"{record.run} still runs on {names}",
             hint=f"islandctl status {record.run}; islandctl stop {record.run} ends it first",
         )
+    if record.reason:  # an end that it was seen to have come to is over
+        record = records.change(record, reason="")
     say(f"{record.run} still runs on {names}: starting again only what does not")
     restart_relay(record, reach, say)
 
     def again(node: NodeRecord) -> None:
-        say(f"{node.label}: starting its workers again")
+        how = "its workers save, end and start" if states[node].orphans else "starting its workers"
+        say(f"{node.label}: {how} again")
         restart_workers(node, reach)
 
     demand(each(dead, again), "starting the workers again")

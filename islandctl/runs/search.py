@@ -23,6 +23,7 @@ class Found(Model):
     """What a search has found."""
 
     run: str
+    """Its name."""
     left: tuple[str, ...] = ()
     """Processes that are still there, each with its place."""
     unknown: tuple[str, ...] = ()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from islandctl.config.recipe import Recipe
 from islandctl.errors import UsageError
 from islandctl.planner.plan import Plan, config_hash
 
-DECISIVE = ("model", "data", "training", "exchange")
-"""The sections that decide the weights; see ``planner.plan.config_hash``."""
+DECISIVE = ("model", "data", "training", "exchange", "worker.command")
+"""What decides the weights; see ``planner.plan.config_hash``."""
 MAX_SHOWN = 12
 _NONE = object()
 
@@ -34,16 +35,23 @@ def check_recipe(plan: Plan, read: Callable[[str], Recipe | None], *, run: str) 
         if recipe is None:
             continue
         changes = differences(plan.recipe, recipe)
-        if config_hash(recipe, tuple(cell.name for cell in plan.cells)) == plan.config_hash:
+        if config_hash(recipe, tuple(cell.name for cell in plan.cells), plan.files) == plan.config_hash:
             if changes:
                 notes.append(f"{path} has changed ({'; '.join(changes)}); the run keeps the values of its launch")
             continue
-        decisive = [change for change in changes if change.split(".")[0].split(":")[0] in DECISIVE]
+        decisive = [change for change in changes if change.startswith(DECISIVE)]
         raise UsageError(
             f"{path} has changed since the launch of {run}: " + "; ".join(decisive),
             hint="put the old values back to resume, or start another run with islandctl launch",
         )
     return notes
+
+
+def script_notes(plan: Plan, changed: Collection[str]) -> list[str]:
+    """Notes on the script's files among the ``changed`` sources: a run keeps what it was launched with."""
+    folder = os.path.dirname(next(iter(plan.sources), ""))
+    scripts = [path for name in plan.files if (path := os.path.join(folder, name)) in changed]
+    return [f"{path} has changed; the run keeps the one of its launch" for path in scripts]
 
 
 def differences(old: Recipe, new: Recipe) -> list[str]:

@@ -20,6 +20,7 @@ CellState = Literal[
     "checkpointing",
     "ending",
     "restarting",
+    "away",
     "silent",
     "finished",
     "stopped",
@@ -30,8 +31,9 @@ CellState = Literal[
 """A cell's state: its workers' own word while they run, else what its supervisors know.
 
 ``ending``: the workers have said their last words, and what the supervisor makes of them is not known yet.
-``silent``: supervised, but no word from the workers for a while. ``lost``: the supervisor is gone without an exit
-record, and so are its processes (reboot, kill -9). ``unreachable``: nobody answers, so what it does is not known.
+``away``: it lives, and the relay's late policy counts it as gone. ``silent``: supervised, but no word from the
+workers for a while. ``lost``: the supervisor is gone without an exit record, and so are its processes (reboot,
+kill -9). ``unreachable``: nobody answers, so what it does is not known.
 """
 
 
@@ -60,6 +62,8 @@ class NodeFacts(Model):
     outcome: Outcome | None = None
     heartbeat: Heartbeat | None = None
     """Rebuilt from the node's metrics file, when the relay cannot tell."""
+    heartbeat_age_s: float | None = None
+    """Since the newest line of that file."""
     lines: tuple[str, ...] = ()
     """Last log lines of the rank that failed, or of the node."""
 
@@ -133,9 +137,9 @@ class CellView(Model):
     last_end: str = ""
     """Why its workers last ended though nobody had asked them to; empty: they never did."""
     bytes_up: int | None = None
-    """To the relay."""
+    """To the relay, since the relay was started."""
     bytes_down: int | None = None
-    """From the relay."""
+    """From the relay, since the relay was started."""
     source: Literal["relay", "files", "none"] = "none"
     """Where the figures come from."""
     nodes: tuple[NodeView, ...] = ()
@@ -200,7 +204,8 @@ class RunStatus(Model):
     steps: int
     """Of the whole run."""
     eta_s: float | None = None
-    """Until the slowest cell is through, at its present speed."""
+    """Until the slowest cell is through, at its present speed; null while a cell is not known to move. A budget may
+    end the run before."""
     cells: tuple[CellView, ...]
     """In the order of their numbers."""
     relay: RelayView

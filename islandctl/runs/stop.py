@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import time
 
+from pydantic import ValidationError
+
+from islandctl.config.budget import BY_BUDGET
 from islandctl.config.paths import RunFolder
 from islandctl.errors import IslandError, UnreachableError, UsageError
 from islandctl.fleet import node as nodes
 from islandctl.fleet.job import SupervisorState
+from islandctl.ledger.joint import joint_checkpoints
 from islandctl.planner.plan import Plan
 from islandctl.relay.messages import RelayStatus
 from islandctl.runs import record as records
+from islandctl.runs.checkpoints import ledger_from_file
 from islandctl.runs.files import only_one
 from islandctl.runs.reach import Reach, Say, each, told
-from islandctl.runs.record import NodeRecord, RunRecord
+from islandctl.runs.record import FAILED, FINISHED, NodeRecord, RunRecord
 from islandctl.runs.relay import STOP_TIMEOUT_S, client
 from islandctl.runs.search import Found, everywhere, mark_in_files, places, search
 from islandctl.runs.workers import stop_workers
 
 POLL_S = 0.5
-FINISHED = "finished"
-"""The reason in the record of a run that is through its steps."""
 _LIVE = ("starting", "running", "backoff", "stopping")
 
 
@@ -30,9 +33,11 @@ class StopReport(Found):
     finished: bool = False
     """The run was through its steps: there is nothing to resume."""
     checkpoint: int | None = None
-    """Step of the newest joint checkpoint, when the relay could tell."""
+    """Step of the newest joint checkpoint; null: there is none, or the relay's files cannot be read."""
     troubles: tuple[str, ...] = ()
     """What did not go in good order, though nothing is left of it."""
+    spent: bool = False
+    """Its budget is used up: a resume must raise it."""
 
     @property
     def lines(self) -> list[str]:
@@ -42,6 +47,7 @@ class StopReport(Found):
             lines.append(f"{self.run} has finished")
         if self.checkpoint is not None:
             then = "" if self.finished else f"; islandctl resume {self.run}"
+            then += " --budget '…'" if then and self.spent else ""
             lines.append(f"newest joint checkpoint: step {self.checkpoint}{then}")
         return lines
 
@@ -64,13 +70,17 @@ def stop(
             record = records.change(record, phase="failed", reason="the launch was cut short", launcher_pid=0)
         over = record.phase in ("failed", "stopped")
         if not over:
-            record = records.change(record, phase="stopping", reason=_came_out(record, reach) or reason)
-        checkpoint = _together(record, reach, say, deadline_s) if record.reached_workers else None
+            seen = record.reason if record.phase == "launched" else ""
+            record = records.change(record, phase="stopping", reason=_came_out(record, reach) or seen or reason)
+        if record.reached_workers:
+            _together(record, reach, say, deadline_s)
         report = end_everything(record, plan, reach, say)
+        checkpoint = _newest_joint(record, reach)  # cells that were ended one by one have saved only now
         finished = record.reason == FINISHED or (not over and _came_out(record, reach) == FINISHED)
         if not over and not report.exit_code:
             records.change(record, phase="stopped", reason=FINISHED if finished else record.reason)
-        return report.model_copy(update={"checkpoint": checkpoint, "finished": finished})
+        spent = record.reason.startswith(BY_BUDGET)
+        return report.model_copy(update={"checkpoint": checkpoint, "finished": finished, "spent": spent})
 
 
 def end_everything(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> StopReport:
@@ -128,27 +138,33 @@ def _came_out(record: RunRecord, reach: Reach) -> str:
         return ""
     if all(state.outcome == "finished" for state in known):
         return FINISHED
-    return next((f"failed: {state.reason}" for state in known if state.outcome == "failed"), "")
+    if failed := next((state.reason for state in known if state.outcome == "failed"), None):
+        return f"{FAILED}{failed}"
+    return next((state.reason for state in known if state.reason.startswith(BY_BUDGET)), "")
 
 
-def _together(record: RunRecord, reach: Reach, say: Say, deadline_s: float) -> int | None:
-    """Ask the cells through the relay to checkpoint and end together; wait for it. Gives the joint step."""
-    if deadline_s > 0 and _living(record, reach):
-        try:
-            with client(record) as relay:
-                if not _has_trained(relay.status(), record.attempt):
-                    say("no cell has trained yet: there is nothing to checkpoint")
-                    return None
-                relay.stop(record.reason)
-        except IslandError as error:
-            say(f"the relay cannot pass the word on ({error.message}); ending the workers one by one")
-        else:
-            say("the cells checkpoint at the next commit and end")
-            _wait(record, reach, say, deadline_s)
+def _together(record: RunRecord, reach: Reach, say: Say, deadline_s: float) -> None:
+    """Ask the cells through the relay to checkpoint and end together; wait for it."""
+    if deadline_s <= 0 or not _living(record, reach):
+        return
     try:
         with client(record) as relay:
-            joint = relay.status().joint_checkpoints
-    except IslandError:
+            if not _has_trained(relay.status(), record.attempt):
+                say("no cell has trained yet: there is nothing to checkpoint")
+                return
+            relay.stop(record.reason)
+    except IslandError as error:
+        say(f"the relay cannot pass the word on ({error.message}); ending the workers one by one")
+        return
+    say("the cells checkpoint at the next commit and end")
+    _wait(record, reach, say, deadline_s)
+
+
+def _newest_joint(record: RunRecord, reach: Reach) -> int | None:
+    """The step of the newest joint checkpoint, as the ledger's file has it."""
+    try:
+        joint = joint_checkpoints(ledger_from_file(record, reach), len(record.cells))
+    except (IslandError, ValidationError):  # the report goes without it
         return None
     return joint[-1].step if joint else None
 

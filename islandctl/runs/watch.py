@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from islandctl.config.budget import BY_BUDGET
 from islandctl.fleet.supervisor import ASKED
 from islandctl.fleet.supervisor import LIVE as _LIVE
+from islandctl.relay.messages import UNSAVED
 from islandctl.runs.cells import cell_view
-from islandctl.runs.record import CellRecord, RunRecord
+from islandctl.runs.record import FINISHED, CellRecord, RunRecord
 from islandctl.runs.status import CellView, Culprit, Facts, RelayView, RunState, RunStatus
 
 _TRAINING = ("training", "waiting", "evaluating", "checkpointing")
@@ -47,7 +48,7 @@ def combine(record: RunRecord, facts: Facts) -> RunStatus:
 
 
 def eta_s(cells: Sequence[CellView], steps: int, tokens_per_step: int) -> float | None:
-    """Seconds until the slowest cell is through, at its present speed. None while a cell's speed is unknown."""
+    """Seconds until the slowest cell is through, at its present speed. None while a cell is not known to move."""
     rest = []
     for cell in cells:
         if cell.state == "finished":
@@ -156,7 +157,8 @@ def _launching(record: RunRecord, facts: Facts, cells: Sequence[CellView]) -> tu
 def _ended(record: RunRecord, facts: Facts, cells: Sequence[CellView]) -> tuple[RunState, str, str] | None:
     """Every cell has ended, by its supervisor's record; None: not so."""
     states = {cell.state for cell in cells}
-    if not states <= {"finished", "stopped", "lost"}:
+    proven = record.phase == "stopped"  # a stop has searched every host
+    if not states <= {"finished", "stopped", "lost"} | ({"unreachable"} if proven else set()):
         return None
     if facts.at_work.startswith(f"islandctl resume {record.run}"):
         return "launching", f"{facts.at_work} is at work", ""
@@ -165,10 +167,15 @@ def _ended(record: RunRecord, facts: Facts, cells: Sequence[CellView]) -> tuple[
             return "running", "all steps are done; the last processes end", ""
         return "finished", "", f"islandctl stop {record.run} ends its relay" if facts.relay is not None else ""
     resume = f"islandctl resume {record.run}"
-    if "lost" not in states or record.phase == "stopped":
+    silent = [node.label for cell in cells for node in cell.nodes if node.state == "unreachable"]
+    unasked = f"{', '.join(silent)} cannot be asked now" if silent else ""
+    if proven and record.reason == FINISHED:
+        return "finished", unasked, ""
+    if "lost" not in states or proven:
         ends = [node.state.reason for node in facts.nodes if node.state is not None]
-        spent = next((reason for reason in ends if reason.startswith(BY_BUDGET)), "")
-        return "stopped", spent or record.reason, f"{resume} --budget '…' raises it" if spent else resume
+        spent = next((reason for reason in (*ends, record.reason) if reason.startswith(BY_BUDGET)), "")
+        why = "; ".join(filter(None, (spent or record.reason, unasked)))
+        return "stopped", why, f"{resume} --budget '…' raises it" if spent else resume
     return "failed", "no supervisor runs any more (reboot or kill -9 of everything)", resume
 
 
@@ -179,7 +186,8 @@ def _troubled(record: RunRecord, facts: Facts, cells: Sequence[CellView]) -> tup
     stopping = record.phase == "stopping"
     if stopping and not facts.at_work:
         return "degraded", "its stop did not come to its end", f"islandctl stop {record.run}"
-    amiss = {"lost", "restarting", "silent", "unreachable"} | (set() if stopping else {"ending", "stopped"})
+    amiss = {"lost", "restarting", "unreachable"} | (set() if stopping else {"ending", "stopped"})
+    amiss |= {"silent"} if facts.relay is not None else set()  # without a relay its files alone are silent
     lost = [node for cell in cells for node in cell.nodes if node.state == "lost"]
     ended = [node for cell in cells if cell.state == "stopped" for node in cell.nodes if node.state == "ended"]
     mend = f"islandctl resume {record.run} starts again what has ended"
@@ -189,17 +197,28 @@ def _troubled(record: RunRecord, facts: Facts, cells: Sequence[CellView]) -> tup
     if facts.relay is None:
         relay = _relay(record, facts).state
         hint = mend if relay in ("ended", "lost") and not stopping else ""
-        still = [cell.name for cell in cells if cell.state == "waiting"]
-        on = "; the cells train on" if any(cell.state in _TRAINING for cell in cells) else ""
-        on = f"; standing still until it does, at most for late.relay_away: {', '.join(still)}" if still else on
-        return "degraded", f"the relay does not answer{on}: {facts.relay_trouble}".rstrip(": "), hint
+        detail = f"the relay does not answer{_without_relay(cells)}: {facts.relay_trouble}".rstrip(": ")
+        return "degraded", detail, hint
     away = [cell.name for cell in facts.relay.cells if cell.away]
     if away:
         others = "go on without it" if record.late_then == "alone" else "wait for it"
         return "degraded", f"{', '.join(away)} counts as away; the others {others}", ""
     if lost:
         return "degraded", f"{lost[0].label}: the supervisor was killed; the workers train on", mend
+    if unsaved := next((cell for cell in cells if cell.detail.startswith(UNSAVED)), None):
+        node = record.cells[unsaved.cell].nodes[0]
+        where = f"free space on {node.label} below {node.work_dir}"
+        return "degraded", f"{unsaved.name}: {unsaved.detail}", f"{where}; the next one is tried as planned"
     return None
+
+
+def _without_relay(cells: Sequence[CellView]) -> str:
+    """What the cells do meanwhile, as far as their files tell."""
+    if still := [cell.name for cell in cells if cell.state == "waiting"]:
+        return f"; standing still until it does, at most for late.relay_away: {', '.join(still)}"
+    if silent := [f"{cell.name} ({cell.detail})" for cell in cells if cell.state == "silent"]:
+        return f"; not known to train on: {', '.join(silent)}"
+    return "; the cells train on" if any(cell.tokens_per_s for cell in cells) else ""
 
 
 def _going(record: RunRecord, facts: Facts, cells: Sequence[CellView]) -> tuple[RunState, str, str]:

@@ -51,6 +51,9 @@ def write_cells(record: RunRecord, plan: Plan, reach: Reach) -> None:
                 folder.ca.name: (ca, 0o600),
             },
         )
+        if plan.recipe.worker.command is not None:
+            script = {name: (text.encode(), 0o644) for name, text in plan.files.items()}
+            nodes.write_files(host, folder.script, script)
         # state.json as well: a supervisor that was lost must not hand its old restarts and verdict to the new one
         gone = [PurePosixPath(node.folder) / name for name in ("exit.json", "stop", "spent", "state.json")]
         if node.index == 0:  # the cell's folder is shared by its nodes
@@ -78,7 +81,7 @@ def start_workers(record: RunRecord, plan: Plan, reach: Reach) -> None:
 
 
 def restart_workers(node: NodeRecord, reach: Reach) -> None:
-    """Begin a supervisor anew on one node, with the job that lies there; what its predecessor left is ended first.
+    """Begin a supervisor anew on one node, with the job that lies there. What its predecessor left saves and ends.
 
     Raises:
         UnreachableError, PreflightError, RunError: it could not be started.

@@ -1,4 +1,8 @@
-"""``python -m islandctl.worker CELL_FOLDER``: one rank, alone or under torchrun. From cell.json to outcome.json."""
+"""One rank, alone or under torchrun, from cell.json to outcome.json.
+
+``python -m islandctl.worker CELL_FOLDER``            the built-in training loop
+``python -m islandctl.worker CELL_FOLDER train.py …`` a script of the user's own (or ``-m module …``)
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,13 @@ from pydantic import ValidationError
 
 from islandctl.config.job import CellJob
 from islandctl.config.paths import CellFolder
-from islandctl.errors import ConfigError, IslandError
-from islandctl.worker.main import Worker
+from islandctl.errors import ConfigError, IslandError, UsageError
+from islandctl.worker.lines import WholeLines
+from islandctl.worker.main import train
 from islandctl.worker.outcome import Outcome, release_outcome, reserve_outcome, write_outcome
+from islandctl.worker.process import Process, enter
+from islandctl.worker.random_states import seed_all
+from islandctl.worker.script import run_script
 from islandctl.worker.wishes import Stopped, Wishes
 
 log = logging.getLogger("islandctl.worker")
@@ -52,7 +60,7 @@ def start_log(rank: int) -> None:
                 os.dup2(file, stream)
             os.close(file)
     logging.raiseExceptions = False  # else each lost line would print a traceback, to the same full disk
-    handler = logging.StreamHandler(sys.stderr)
+    handler = WholeLines(2)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -60,8 +68,8 @@ def start_log(rank: int) -> None:
 
 def main(argv: list[str]) -> int:
     """Run one rank of the cell in the folder ``argv[0]``. Returns the exit code: 0 for finished and stopped."""
-    if len(argv) != 1:
-        sys.stderr.write("usage: python -m islandctl.worker CELL_FOLDER\n")
+    if not argv:
+        sys.stderr.write("usage: python -m islandctl.worker CELL_FOLDER [SCRIPT …]\n")
         return 2
     rank = int(os.environ.get("RANK", "0"))
     start_log(rank)
@@ -73,18 +81,18 @@ def main(argv: list[str]) -> int:
     wishes = Wishes(Path(folder.root), Path(node) if node else None)
     wishes.listen()
 
-    worker: Worker | None = None
+    process: Process | None = None
     code = 0
     try:
-        worker = Worker(folder, read_job(folder), wishes)
-        outcome = worker.run()
+        process = enter(Process(folder, read_job(folder), wishes))
+        outcome = work(process, argv[1:])
     except Stopped as error:
-        outcome = Outcome.ended("stopped", str(error), step=worker.step if worker else 0, retry=True)
+        outcome = Outcome.ended("stopped", str(error), step=process.step if process else 0, retry=True)
     except Exception as error:
         if not isinstance(error, IslandError):
             log.exception("rank %d ends unexpectedly", rank)
-        outcome = Outcome.of(error, step=worker.step if worker else 0, rank=rank)
-        if outcome.retry and worker and worker.halted():
+        outcome = Outcome.of(error, step=process.step if process else 0, rank=rank)
+        if outcome.retry and process and process.session and process.session.halted():
             outcome = outcome.model_copy(update={"retry": False})
         code = error.exit_code if isinstance(error, IslandError) else 1
     if rank == 0 or code:
@@ -94,9 +102,31 @@ def main(argv: list[str]) -> int:
     log.log(logging.ERROR if code else logging.INFO, "%s: %s", outcome.outcome, outcome.reason)
     if outcome.hint:
         log.info("hint: %s", outcome.hint)
-    if worker is not None:
-        worker.close(outcome)
+    if process is not None and process.session is not None:
+        process.session.leave(outcome)
     return code
+
+
+def work(process: Process, script: list[str]) -> Outcome:
+    """Train, with the built-in loop or the script; the outcome of an end without an error.
+
+    Raises:
+        UsageError: the script has not attached, or not finished.
+    """
+    seed_all(process.job.recipe.training.seed)
+    if not script:
+        train(process)
+    else:
+        run_script(script)
+    session, name = process.session, " ".join(script[:2] if script[:1] == ["-m"] else script[:1])
+    if session is None:
+        raise UsageError(f"{name} ended without islandctl.attach()", hint="see docs/attach.md")
+    if not session.ended:
+        raise UsageError(
+            f"{name} ended at step {session.done} of {session.num_steps} without island.finish()",
+            hint="call it behind the loop; it exchanges once more and saves",
+        )
+    return session.outcome()
 
 
 if __name__ == "__main__":

@@ -34,6 +34,13 @@ class Exchanger(Protocol):
     def resume(self) -> int:
         """Follow the ledger from the loaded state; gives the step to continue at."""
 
+    @property
+    def warming_up(self) -> bool:
+        """The first cell trains alone, and this one must wait for it before it trains."""
+
+    def await_warmup(self) -> int:
+        """Wait for the first cell to end its warm-up, or to save; gives the step counter."""
+
     def metrics(self) -> dict[str, Any]:
         """Counts of rounds so far."""
 
@@ -77,6 +84,15 @@ class Alone:
 
     def resume(self) -> int:
         """Where the loaded state was."""
+        return self._step
+
+    @property
+    def warming_up(self) -> bool:
+        """It is the first cell."""
+        return False
+
+    def await_warmup(self) -> int:
+        """Nobody to wait for."""
         return self._step
 
     def metrics(self) -> dict[str, Any]:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 
 from islandctl.config.job import CellJob
 from islandctl.errors import ConfigError
-from islandctl.worker.data import Sequences, Text, held_out_sequences
+from islandctl.worker.data import Sequences, held_out_sequences
 from islandctl.worker.experts import balance_loss
 from islandctl.worker.model import Decoder
 from islandctl.worker.optimizer import InnerOptimizer
 from islandctl.worker.outcome import NotFiniteError
 from islandctl.worker.parallel import Ranks, arithmetic, build, parameters
+from islandctl.worker.text import Text
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Cell:
         torch.manual_seed(training.seed)
         self.recipe, self.ranks = job.recipe, ranks
         with torch.device("meta"):
-            model = Decoder(job.recipe.model)
+            model = Decoder(job.recipe.decoder)
         self.model = build(model, ranks, seed=training.seed, precision=training.precision)
         self.parameters = parameters(self.model)
         self.inner = InnerOptimizer(self.parameters, training)
@@ -95,7 +95,7 @@ class Cell:
             )
         tokens_per_rank = self.tokens_per_step / ranks.size
         balance = balance_loss(counts_LE, routing.probs_LE, tokens_per_rank)
-        torch.autograd.backward(nats / tokens_per_rank + self.recipe.model.balance * balance)
+        torch.autograd.backward(nats / tokens_per_rank + self.recipe.decoder.balance * balance)
         grad_norm, lr = self.inner.step(step)
         mean_balance = ranks.total(balance.detach().clone()) / ranks.size
         return StepResult(loss, float(mean_balance), grad_norm, lr)
@@ -114,23 +114,7 @@ class Cell:
             logits_NV = logits_BSV.float().flatten(0, 1)
             each = F.cross_entropy(logits_NV, rows[:, 1:].flatten(), reduction="none").view(len(part), -1)
             nats += (each.double().sum(dim=1) * (part < count).to(ranks.device)).sum()
+        if isinstance(self.model, FSDPModule):
+            self.model.reshard()  # FSDP2 keeps the root gathered until a backward pass; the seed may come before it
         num_bytes = self.held_out[:, 1:].numel()
         return float(ranks.total(nats)) / (math.log(2) * num_bytes)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Model and optimizer as they lie in memory, by their keys in a checkpoint."""
-        model = {f"model/{name}": parameter.detach() for name, parameter in self.parameters.items()}
-        return model | {f"optimizer/{name}": tensor for name, tensor in self.inner.tensors().items()}
-
-    def random_states(self) -> dict[str, Tensor]:
-        """This rank's random states, uint8."""
-        states = {"rng/cpu": torch.get_rng_state()}
-        if self.ranks.device.type == "cuda":
-            states["rng/cuda"] = torch.cuda.get_rng_state(self.ranks.device)
-        return states
-
-    def restore_random_states(self, own: Mapping[str, Tensor]) -> None:
-        """Set what ``random_states`` gave."""
-        torch.set_rng_state(own["rng/cpu"])
-        if "rng/cuda" in own and self.ranks.device.type == "cuda":
-            torch.cuda.set_rng_state(own["rng/cuda"], self.ranks.device)

@@ -6,6 +6,7 @@ checkpoints/step-00000100-attempt-1/
     state.json       everything that is not a tensor (TrainingState)
     manifest.json    size and blake3 of every file above; written last
 checkpoints/.tmp-…       an interrupted one; removed at the next save
+checkpoints/.failed-…    the name of the last one that could not be written, and why; removed after the next good save
 checkpoints/.damaged-…   one that failed its check; removed after the next good save
 """
 
@@ -16,6 +17,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -28,6 +30,7 @@ from islandctl.config.model import Model
 from islandctl.errors import CheckpointError
 from islandctl.ledger.entries import Checkpoint, Entry, Rewind
 from islandctl.ledger.packet import digest
+from islandctl.relay.messages import UNSAVED
 from islandctl.worker import tensors as disk
 from islandctl.worker.parallel import Ranks
 
@@ -68,8 +71,6 @@ class TrainingState(Model):
     attempt: int
     step: int
     tokens: int
-    cursor: dict[str, int]
-    """Epoch and position in the cell's sequences."""
     versions: tuple[int, ...]
     """Of every fragment."""
     held_out_hash: str
@@ -108,16 +109,16 @@ def write(folder: Path, state: TrainingState, tensors: Mapping[str, Tensor], ran
     other versions it is of the run's end, before the last rounds were done, and the new one takes its place.
 
     Raises:
-        CheckpointError: at every rank, when any could not write (disk full, …). Nothing is left of it; earlier
-            checkpoints stand.
+        CheckpointError: at every rank, when any could not write (disk full, …). Nothing is left of it but a
+            note (see ``unsaved``); earlier checkpoints stand.
     """
     name = f"step-{state.step:08d}-attempt-{state.attempt}"
     final, temporary = folder / name, folder / f".tmp-{name}"
 
-    present = _on_lead(ranks, final, lambda: _prepare(final, temporary, state.versions))
-    if present:
-        return Saved(final, state.attempt, state.step, present)
     try:
+        present = _on_lead(ranks, final, lambda: _prepare(final, temporary, state.versions))
+        if present:
+            return Saved(final, state.attempt, state.step, present)
         if not all(ranks.gather(temporary.is_dir())):
             raise CheckpointError(
                 f"{temporary}: not every rank of the cell can see this folder",
@@ -130,11 +131,33 @@ def write(folder: Path, state: TrainingState, tensors: Mapping[str, Tensor], ran
             raise CheckpointError(f"{temporary}: cannot write the tensors: {problem}")
         files = [record for part in records for record in part]
         manifest = _on_lead(ranks, final, lambda: _finish(folder, temporary, final, state, files))
-    except CheckpointError:
+    except CheckpointError as error:
         if ranks.leads:
             shutil.rmtree(temporary, ignore_errors=True)
+            _note_failure(folder, name, error.message)
         raise
     return Saved(final, state.attempt, state.step, manifest)
+
+
+def _note_failure(folder: Path, name: str, reason: str) -> None:
+    """For the workers' next life. The name is what counts: a full disk has room for a name, and for little else."""
+    note = folder / f".failed-{name}"
+    with suppress(OSError):
+        note.touch()
+        for older in folder.glob(".failed-*"):
+            if older != note:
+                older.unlink()
+        note.write_text(reason)
+
+
+def unsaved(folder: Path, attempt: int) -> str:
+    """The last checkpoint of the attempt that could not be written, as a line for people; empty when none is owed."""
+    for note in folder.glob(".failed-step-*"):
+        match = _NAME.fullmatch(note.name.removeprefix(".failed-"))
+        if match and int(match[2]) == attempt:
+            with suppress(OSError):
+                return f"{UNSAVED} {int(match[1])}: {note.read_text(errors='replace')}".rstrip(": ")
+    return ""
 
 
 def _prepare(final: Path, temporary: Path, versions: tuple[int, ...]) -> str:
@@ -184,6 +207,8 @@ def _finish(folder: Path, temporary: Path, final: Path, state: TrainingState, fi
     _flush_folder(folder)
     for damaged in folder.glob(".damaged-*"):
         shutil.rmtree(damaged, ignore_errors=True)
+    for note in folder.glob(".failed-*"):
+        note.unlink(missing_ok=True)
     return digest(content)
 
 
@@ -315,22 +340,25 @@ def _set_aside(path: Path) -> None:
     path.rename(target)
 
 
-def prune(folder: Path, *, joint: Sequence[tuple[int, int]], keep: int) -> list[Path]:
-    """Delete the checkpoints older than the newest ``keep`` (at least two) joint ones.
+def prune(
+    folder: Path, *, joint: Sequence[tuple[int, int]], keep: int, alone: Sequence[tuple[int, int]] = ()
+) -> list[Path]:
+    """Delete the checkpoints older than the newest ``keep`` (at least two) joint ones, and of ``alone`` the same.
 
     Until there are that many, nothing is deleted; of abandoned attempts only what is older than all of those.
 
     Args:
         joint: (attempt, step) of the joint checkpoints in the run's present history, as the ledger tells them.
+        alone: of those that this cell has made while another one was away, and that no others will join.
 
     Returns:
         The folders deleted.
     """
     keep = max(2, keep)
-    if len(joint) < keep:
-        return []
-    oldest = sorted(joint)[-keep]
-    old = [saved.path for saved in listing(folder) if (saved.attempt, saved.step) < oldest]
+    oldest = sorted(joint)[-keep] if len(joint) >= keep else (0, 0)
+    present = listing(folder)
+    passed = [saved for saved in present if (saved.attempt, saved.step) in set(alone)][keep:]
+    old = [saved.path for saved in present if (saved.attempt, saved.step) < oldest or saved in passed]
     for path in old:
         _set_aside(path)  # a half-deleted folder must not look like a checkpoint
         shutil.rmtree(path.with_name(f".damaged-{path.name}"), ignore_errors=True)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
+
+from torch import Tensor
 
 from islandctl.config.job import CellJob
 from islandctl.config.paths import CellFolder
@@ -16,13 +19,13 @@ from islandctl.exchange.journal import FileJournal
 from islandctl.ledger.entries import Entry
 from islandctl.relay.client import RelayClient
 from islandctl.worker.alone import Alone, Exchanger
-from islandctl.worker.cell import Cell
 from islandctl.worker.parallel import Ranks
 from islandctl.worker.wishes import Stopped, Wishes
 
 log = logging.getLogger(__name__)
 RELAY_VARIABLE = "ISLANDCTL_RELAY_URL"
 RETRY_S = 1.0
+T = TypeVar("T")
 
 
 def connect(folder: CellFolder, mode: str) -> RelayClient | None:
@@ -58,7 +61,7 @@ def read_ledger(relay: RelayClient | None, ranks: Ranks, wishes: Wishes) -> Sequ
     outcome: list[Entry] | Exception = []
     if ranks.leads:
         try:
-            outcome = _read_patiently(relay, wishes)
+            outcome = _patiently(lambda: read_all(relay), wishes)
         except (IslandError, Stopped) as error:
             outcome = error
     told = ranks.tell(outcome)
@@ -67,11 +70,37 @@ def read_ledger(relay: RelayClient | None, ranks: Ranks, wishes: Wishes) -> Sequ
     return list(told)
 
 
-def _read_patiently(relay: RelayClient, wishes: Wishes) -> list[Entry]:
+def same_model(
+    relay: RelayClient | None,
+    ranks: Ranks,
+    wishes: Wishes,
+    attempt: int,
+    parameters: Sequence[tuple[str, Sequence[int]]],
+) -> None:
+    """Tell the relay what the model consists of, (name, shape) pairs. Waits for the relay as long as it takes.
+
+    Raises:
+        Stopped: at every rank, when a signal came meanwhile.
+        RelayError: at every rank; code ``model``: another cell holds another model.
+    """
+    if relay is None:
+        return
+    problem: Exception | None = None
+    if ranks.leads:
+        try:
+            _patiently(lambda: relay.tell_model(attempt, parameters), wishes)
+        except (IslandError, Stopped) as error:
+            problem = error
+    problem = ranks.tell(problem)
+    if problem is not None:
+        raise problem
+
+
+def _patiently(ask: Callable[[], T], wishes: Wishes) -> T:
     silent = False
     while True:
         try:
-            return read_all(relay)
+            return ask()
         except UnreachableError as error:
             if not silent:
                 log.warning("waiting for the relay: %s", error.message)
@@ -96,7 +125,7 @@ def read_all(relay: RelayClient) -> list[Entry]:
 def join(
     folder: CellFolder,
     job: CellJob,
-    cell: Cell,
+    parameters: Mapping[str, Tensor],
     ranks: Ranks,
     relay: RelayClient | None,
     on_silence: Callable[[], None],
@@ -109,7 +138,7 @@ def join(
     if settings.mode == "none" or relay is None:
         return Alone(settings.fragments), ""
     island = Island(
-        cell.parameters,
+        parameters,
         settings=settings,
         steps=job.recipe.training.steps,
         seed=job.recipe.training.seed,
@@ -121,6 +150,7 @@ def join(
         transport=relay,
         group=ranks.group,
         journal=FileJournal(Path(folder.journal)),
+        save_every=job.recipe.checkpoint.every,
         on_silence=on_silence,
     )
     return island, island.map.map_hash

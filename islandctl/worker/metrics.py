@@ -3,7 +3,8 @@
 Every line has ``kind``, ``attempt``, ``step`` and ``time`` (seconds since 1970, for people). Kinds:
 
     start       the loop begins: checkpoint (its name, or empty), num_ranks, life (as the supervisor counts)
-    train       one step: loss (nats per token), balance, grad_norm, lr, tokens (so far), tokens_per_s
+    train       one step: tokens (so far), tokens_per_s, peak_bytes, and what the loop tells; the built-in one: loss
+                (nats per token), balance, grad_norm, lr
     eval        held-out text: bits_per_byte
     waiting     the loop stands still: reason; until the next line of another kind
     exchange    rounds so far: what the exchange counts (applied, skipped, late, …)
@@ -18,10 +19,22 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import torch
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes that this rank has held at most: of the accelerator what torch has reserved, else of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 class Metrics:

@@ -19,7 +19,7 @@ from islandctl.worker.optimizers.soap import Soap
 
 def learning_rate(step: int, training: Training) -> float:
     """The rate for the step that follows ``step`` finished ones: linear warm-up, then decay to ``final · peak``."""
-    peak, schedule, warmup = training.optimizer.lr, training.schedule, training.warmup
+    peak, schedule, warmup = training.inner.lr, training.schedule, training.warmup
     if step < warmup:
         return peak * (step + 1) / warmup
     if schedule.decay == "none":
@@ -63,7 +63,7 @@ class InnerOptimizer:
     def __init__(self, parameters: Mapping[str, nn.Parameter], training: Training) -> None:
         self.parameters = dict(parameters)
         self.training = training
-        self.parts = parts(self.parameters, training.optimizer)
+        self.parts = parts(self.parameters, training.inner)
 
     def step(self, step: int) -> tuple[float, float]:
         """Clip, step and clear the gradients.
@@ -75,7 +75,7 @@ class InnerOptimizer:
             The gradient's norm before clipping, and the learning rate.
         """
         rate = learning_rate(step, self.training)
-        norm = nn.utils.clip_grad_norm_(self.parameters.values(), self.training.optimizer.clip, foreach=True)
+        norm = nn.utils.clip_grad_norm_(self.parameters.values(), self.training.inner.clip, foreach=True)
         if isinstance(norm, DTensor):
             norm = norm.full_tensor()
         for part in self.parts:

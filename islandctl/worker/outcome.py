@@ -12,17 +12,19 @@ from typing import Literal
 from islandctl.config.model import Model
 from islandctl.errors import (
     CheckpointError,
-    ConfigError,
     DivergenceError,
     IslandError,
     PreflightError,
     RelayError,
     RunError,
+    UsageError,
 )
 
 log = logging.getLogger(__name__)
-_FINAL = (ConfigError, PreflightError, DivergenceError, CheckpointError)
-FINAL_CODES = frozenset({"halted", "stale", "held_out", "forbidden", "foreign", "token"})
+_FINAL = (UsageError, PreflightError, DivergenceError, CheckpointError)
+_BROKEN = (AttributeError, ImportError, NameError, SyntaxError, TypeError)
+"""Faults of a program, whatever its data: a repetition would meet them again."""
+FINAL_CODES = frozenset({"halted", "stale", "held_out", "model", "forbidden", "foreign", "token"})
 """Refusals of the relay that a repetition would meet again."""
 RESERVED_BYTES = 16 << 10
 """Held free for a rank's last word."""
@@ -56,7 +58,7 @@ class Outcome(Model):
                 final = error.code in FINAL_CODES
             reason, hint, retry = error.message, error.hint, not final
         else:
-            reason, hint, retry = _unexpected(error, rank), "see islandctl logs", True
+            reason, hint, retry = _unexpected(error, rank), "see islandctl logs", not isinstance(error, _BROKEN)
         return cls(
             outcome="failed",
             retry=retry,

@@ -42,12 +42,7 @@ class Ranks:
             ConfigError: another number of ranks than the plan's.
             PreflightError: the node has fewer GPUs than ranks.
         """
-        rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-        if size != expected:
-            raise ConfigError(
-                f"the cell has {expected} ranks by its plan, but {size} were started",
-                hint="start it with islandctl launch or resume; both take the number from the plan",
-            )
+        rank, size = _started(expected)
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing here reads what it has not written
@@ -64,11 +59,29 @@ class Ranks:
             return cls(rank, size, device)
         if device.type == "cuda":
             dist.init_process_group("nccl", timeout=TIMEOUT, device_id=device)
-            group = dist.new_group(backend="gloo", timeout=TIMEOUT)
         else:
             dist.init_process_group("gloo", timeout=TIMEOUT)
-            group = dist.group.WORLD
-        return cls(rank, size, device, init_device_mesh(device.type, (size,)), group)
+        return cls(rank, size, device, init_device_mesh(device.type, (size,)), _gloo())
+
+    @classmethod
+    def joined(cls, expected: int, device: torch.device) -> Ranks:
+        """The ranks that a script has brought together by itself.
+
+        Args:
+            device: where this rank's parameters are.
+
+        Raises:
+            ConfigError: another number of ranks than the plan's, or they are not together yet.
+        """
+        rank, size = _started(expected)
+        if size == 1:
+            return cls(rank, size, device)
+        if not dist.is_initialized():
+            raise ConfigError(
+                f"attach: the cell has {size} ranks, but they are not together yet",
+                hint="call torch.distributed.init_process_group() before islandctl.attach()",
+            )
+        return cls(rank, size, device, group=_gloo())
 
     @property
     def leads(self) -> bool:
@@ -109,6 +122,24 @@ class Ranks:
         """Leave the other ranks."""
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _started(expected: int) -> tuple[int, int]:
+    """Rank and number of ranks, as torchrun started them."""
+    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if size != expected:
+        raise ConfigError(
+            f"the cell has {expected} ranks by its plan, but {size} were started",
+            hint="start it with islandctl launch or resume; both take the number from the plan",
+        )
+    return rank, size
+
+
+def _gloo() -> Any:
+    """A gloo group of all ranks for small control messages."""
+    if dist.get_backend() == "gloo":
+        return dist.group.WORLD
+    return dist.new_group(backend="gloo", timeout=TIMEOUT)
 
 
 def build(model: Decoder, ranks: Ranks, *, seed: int, precision: str) -> Decoder:

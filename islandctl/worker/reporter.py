@@ -21,7 +21,7 @@ from islandctl.errors import RelayError, UnreachableError
 from islandctl.ledger.entries import Checkpoint, Entry, Stop
 from islandctl.ledger.joint import Lineage
 from islandctl.relay.messages import Heartbeat
-from islandctl.worker.checkpoint import Saved, prune
+from islandctl.worker.checkpoint import Saved, prune, unsaved
 from islandctl.worker.outcome import FINAL_CODES
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Reporter:
     Args:
         relay: None for a run without one; then nothing is told, and every own checkpoint counts as joint.
         first: the heartbeat to begin with.
-        checkpoints: the folder to tidy, keeping ``keep`` joint ones.
+        checkpoints: the folder to tidy, keeping ``keep`` (at least two) joint ones.
         spent: whether the budget is used up. Then the relay is asked to stop all cells; without one, this cell stops.
     """
 
@@ -63,14 +63,17 @@ class Reporter:
         spent: Callable[[], bool] = lambda: False,
     ) -> None:
         self._spent = spent
-        self.relay, self.checkpoints, self.keep = relay, checkpoints, keep
+        self.relay, self.checkpoints, self.keep = relay, checkpoints, max(2, keep)
         self.verdict: RelayError | None = None
         """Why the cell must not go on."""
         self.stop_heard = False
         """The ledger has a stop entry of this attempt; without a relay: the budget is used up."""
         self._lineage, self._seq = Lineage(num_cells), -1
         self._joint: list[tuple[int, int]] = []
+        self._alone: list[tuple[int, int]] = []
         self._beat = first
+        self._unsaved = unsaved(checkpoints, first.attempt)
+        """Told as long as there is nothing else to tell: an earlier life may have left it so."""
         self._lock = threading.Lock()
         self._to_register: deque[tuple[Saved, tuple[int, ...]]] = deque()
         self._wake, self._closing = threading.Event(), threading.Event()
@@ -98,6 +101,7 @@ class Reporter:
         """Tell the relay of a whole checkpoint, as soon as it can be reached."""
         with self._lock:
             self._to_register.append((saved, tuple(versions)))
+            self._unsaved = unsaved(self.checkpoints, self._beat.attempt)
         self._wake.set()
 
     def close(self, *, wait_s: float) -> bool:
@@ -131,7 +135,8 @@ class Reporter:
             self._register_all()
             self._follow(self.relay)
             with self._lock:
-                beat = self._beat.model_copy(update={"spent": self._spent()})
+                told = {"spent": self._spent(), "message": self._beat.message or self._unsaved}
+                beat = self._beat.model_copy(update=told)
             self.relay.heartbeat(beat)
         except UnreachableError as error:
             if not self._silent:
@@ -160,8 +165,8 @@ class Reporter:
                 self._joint.append((saved.attempt, saved.step))
             self._to_register.popleft()
             try:
-                for path in prune(self.checkpoints, joint=self._joint, keep=self.keep):
-                    log.info("removed %s: newer joint checkpoints exist", path.name)
+                for path in prune(self.checkpoints, joint=self._joint, keep=self.keep, alone=self._alone):
+                    log.info("removed %s: newer checkpoints exist", path.name)
             except OSError as error:
                 log.warning("cannot tidy %s: %s", self.checkpoints, error)
 
@@ -172,7 +177,8 @@ class Reporter:
                 self._lineage.add(entry)
                 self.stop_heard |= isinstance(entry, Stop) and entry.attempt == self._beat.attempt
                 self._seq = entry.seq
-        self._joint = [(one.attempt, one.step) for one in self._lineage.joint]
+        self._joint = [(one.attempt, one.step) for one in self._lineage.kept(self.keep)]
+        self._alone = self._lineage.alone(self._beat.cell)
 
 
 def registered(entries: Sequence[Entry], saved: Saved, cell: int) -> bool:

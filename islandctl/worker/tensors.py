@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import pickle
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from islandctl.errors import CheckpointError
 from islandctl.worker.parallel import Ranks
 
 INDEX = ".metadata"
+Shape = tuple[tuple[int, ...], torch.dtype]
+"""Size and type of a tensor in a checkpoint."""
 _ALLOWED = {
     ("torch.distributed.checkpoint.metadata", name)
     for name in (
@@ -88,6 +91,24 @@ def save(path: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
         raise CheckpointError(f"{path}: cannot write the tensors: {_cause(error)}") from error
 
 
+def shapes(path: Path, files: Collection[str]) -> dict[str, Shape]:
+    """Size and type of every tensor in a checkpoint, by its key.
+
+    Args:
+        files: the names that the (verified) manifest lists.
+
+    Raises:
+        CheckpointError: the index is not what torch writes.
+    """
+    with _mapped(path):
+        index = Reader(path, files).read_metadata().state_dict_metadata
+        return {
+            key: (tuple(entry.size), entry.properties.dtype)
+            for key, entry in index.items()
+            if isinstance(entry, TensorStorageMetadata)
+        }
+
+
 def load(path: Path, tensors: Mapping[str, Tensor], files: Collection[str], ranks: Ranks) -> dict[str, Tensor]:
     """Fill ``tensors`` in place, and return this rank's own ones by their key after ``rank-<n>/``.
 
@@ -99,27 +120,33 @@ def load(path: Path, tensors: Mapping[str, Tensor], files: Collection[str], rank
     """
     reader = Reader(path, files)
     prefix = f"rank-{ranks.rank}/"
+    with _mapped(path), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        index = reader.read_metadata().state_dict_metadata
+        own = {
+            key: torch.empty(entry.size, dtype=entry.properties.dtype)
+            for key, entry in index.items()
+            if key.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
+        }
+        dcp_load(
+            {**tensors, **own},
+            storage_reader=reader,
+            process_group=ranks.group,
+            no_dist=ranks.size == 1,
+        )
+    return {key.removeprefix(prefix): tensor for key, tensor in own.items()}
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[None]:
+    """Whatever goes wrong while reading is one kind of error."""
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            index = reader.read_metadata().state_dict_metadata
-            own = {
-                key: torch.empty(entry.size, dtype=entry.properties.dtype)
-                for key, entry in index.items()
-                if key.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
-            }
-            dcp_load(
-                {**tensors, **own},
-                storage_reader=reader,
-                process_group=ranks.group,
-                no_dist=ranks.size == 1,
-            )
+        yield
     except (Exception, CheckpointException) as error:
         raise CheckpointError(
             f"{path / INDEX}: cannot load the checkpoint: {_cause(error)}",
             hint="move this checkpoint away and run islandctl resume; it takes the one before",
         ) from error
-    return {key.removeprefix(prefix): tensor for key, tensor in own.items()}
 
 
 def _cause(error: BaseException) -> str:

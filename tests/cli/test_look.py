@@ -181,10 +181,7 @@ def test_plain_lines_come_once_an_evaluation() -> None:
     then = first.model_copy(
         update={"cells": (first.cells[0].model_copy(update={"bits_per_byte": ((0, 8.0), (5, 4.0))}),)}
     )
-    assert list(lines.new(first)) == [
-        "demo: running",
-        "west: step 0/10  8.0000 bits per byte  123 k tokens/s  ETA 1 h 02 min",
-    ]
+    assert list(lines.new(first)) == ["demo: running", "west: step 0/10  8.0000 bits per byte"]
     assert list(lines.new(first)) == []
     assert list(lines.new(then)) == ["west: step 5/10  4.0000 bits per byte  123 k tokens/s  ETA 1 h 02 min"]
     degraded = then.model_copy(update={"state": "degraded", "detail": "west is lost"})
@@ -192,6 +189,22 @@ def test_plain_lines_come_once_an_evaluation() -> None:
     assert list(lines.new(degraded)) == ["demo: degraded: west is lost"]
     assert list(lines.new(degraded)) == []
     assert list(lines.new(then.model_copy(update={"state": "finished"}))) == ["demo: finished"]
+
+
+def test_evaluations_of_the_past_get_no_rate_of_today() -> None:
+    def seen(*curve: tuple[int, float]) -> RunStatus:
+        return view(cells=[view().cells[1].model_copy(update={"bits_per_byte": curve})], steps=10)
+
+    late = list(Lines().new(seen((0, 8.0), (2, 6.0), (4, 5.0))))
+    assert len(late) == 4
+    assert not any("tokens/s" in line or "ETA" in line for line in late)
+    lines = Lines()
+    list(lines.new(seen()))  # from the beginning on
+    missed, newest = lines.new(seen((0, 8.0), (2, 6.0)))
+    assert (missed, newest.partition("byte")[2]) == (
+        "west: step 0/10  8.0000 bits per byte",
+        "  123 k tokens/s  ETA 1 h 02 min",
+    )
 
 
 def test_a_wait_for_a_round_is_no_news_unless_it_lasts() -> None:

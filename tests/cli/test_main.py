@@ -127,6 +127,7 @@ def test_runs_as_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("runs", "--json") == 0
     (only,) = json.loads(capsys.readouterr().out)
     assert (only["run"], only["phase"], only["sites"]) == ("demo", "stopped", ["east", "west"])
+    assert only["last_known"] in shown
 
 
 def test_a_long_reason_is_cut_on_a_terminal_and_nowhere_else(capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,9 +135,10 @@ def test_a_long_reason_is_cut_on_a_terminal_and_nowhere_else(capsys: pytest.Capt
     launched(name)
     records.change(records.load(name), phase="failed", reason=reason)
     assert run("runs") == 0
-    row = capsys.readouterr().out.splitlines()[1]
-    assert reason.rstrip() in row
-    assert row.startswith(name)
+    lines = capsys.readouterr().out.splitlines()
+    assert reason.rstrip() in lines[1]
+    assert lines[1].startswith(name)
+    assert [line for line in lines if line != line.rstrip()] == []
 
 
 @pytest.mark.parametrize(("width", "num_columns"), [(78, 4), (88, 5), (100, 6), (120, 6)])

@@ -28,6 +28,9 @@ CASE = [f"{ROOT}/recipes/case-study-32b.yaml", "--site", f"{ROOT}/site-profiles/
 CASE += ["--site", f"{ROOT}/site-profiles/asia-gb300.yaml"]
 
 
+FOREIGN = [f"{ROOT}/recipes/foreign/recipe.yaml", *DEMO[1:]]
+
+
 def run(*argv: str) -> tuple[str, IslandError | None]:
     """Standard output, and the error that the main program would report."""
     app = typer.Typer()
@@ -48,6 +51,18 @@ def test_the_table_stays_within_a_hundred_columns(argv: list[str]) -> None:
     assert lines[-1].startswith("feasible")
 
 
+def test_of_a_script_it_shows_who_runs_where_and_what_it_cannot_know() -> None:
+    output, error = run("plan", *FOREIGN)
+    assert error is None
+    assert output.startswith("foreign  python train.py --lr 3e-3, 134 k parameters; 400 steps")
+    assert "! worker.command: a script trains: what it needs of memory and time is not known to the plan" in output
+    assert "memory a rank" not in output
+    assert run("plan", *FOREIGN, "--explain")[1] is None
+    _, error = run("plan", *FOREIGN, "--sweep", "exchange.window=10..40")
+    assert isinstance(error, UsageError)
+    assert "a script's figures are not known" in error.message
+
+
 def test_the_case_study_shows_its_share_of_the_link() -> None:
     output, _ = run("plan", *CASE)
     row = next(line for line in output.splitlines() if line.startswith("us-b300  ") and "GiB" in line)
@@ -56,15 +71,15 @@ def test_the_case_study_shows_its_share_of_the_link() -> None:
     assert "25 Gbit/s (3.12 GB/s)" in output
 
 
-def test_what_launch_would_refuse_the_plan_refuses_by_its_key(tmp_path: Path) -> None:
-    data = yaml.safe_load((ROOT / "recipes/demo.yaml").read_text())
-    for key, value in (("mode", "butterfly"), ("apply", "blend"), ("when", "arrival")):
-        recipe = tmp_path / f"{key}.yaml"
-        recipe.write_text(yaml.safe_dump({**data, "exchange": {**data["exchange"], key: value}}))
-        _, error = run("plan", str(recipe), *DEMO[1:])
-        assert isinstance(error, InfeasibleError), key
-        assert error.exit_code == 3
-        assert f"exchange.{key}: {value}: launch does not run this yet" in error.message
+def test_uneven_cells_are_refused_at_their_place_with_the_nearest_numbers(tmp_path: Path) -> None:
+    text = (ROOT / "recipes/butterfly-8.yaml").read_text()
+    recipe = tmp_path / "uneven.yaml"
+    recipe.write_text(text.replace("cells: 8 ", "cells: 6 "))
+    line = next(number for number, one in enumerate(text.splitlines(), start=1) if "cells: 8 " in one)
+    _, error = run("plan", str(recipe), "--site", str(ROOT / "site-profiles/butterfly-gb300.yaml"))
+    assert isinstance(error, ConfigError)
+    assert f"uneven.yaml:{line}:" in error.message
+    assert "mode butterfly pairs 2, 4, 8, … cells, not 6; nearest: 4 or 8" in error.message
 
 
 def test_the_last_line_is_the_next_command() -> None:
@@ -150,3 +165,28 @@ def test_the_command_modules_load_nothing_heavy() -> None:
     code = f"import sys, islandctl.cli.plan, islandctl.cli.schema; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_run_or_a_recipe_must_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ISLANDCTL_HOME", str(tmp_path))
+    _, error = run("plan")
+    assert isinstance(error, UsageError)
+    assert (error.message, error.hint) == ("missing argument RECIPE", "islandctl plan --help")
+    _, error = run("plan", "--from-run", "none")
+    assert isinstance(error, UsageError)
+    assert error.message == "there is no run called none"
+
+
+def test_a_simulation_is_shown_and_played_again_from_its_seed() -> None:
+    argv = ("plan", *CASE, "--set", "training.steps=5000", "--simulate", "--seed", "7")
+    output, error = run(*argv)
+    assert error is None
+    assert "2 cells, 100 windows, played 20 times from seed 7" in output
+    assert max(map(len, output.splitlines())) <= 100
+    first, again = (json.loads(run(*argv, "--json")[0]) for _ in range(2))
+    assert first == again
+    assert first["runs"] == 20
+    _, error = run("plan", *DEMO, "--seed", "1")
+    assert isinstance(error, UsageError)
+    _, error = run("plan", *CASE, "--simulate", "--explain")
+    assert isinstance(error, UsageError)

@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from islandctl.config.budget import Budget, parse_budget
+from islandctl.config.exchange import Exchange
 from islandctl.config.load import load_recipe, load_site, text_hash
-from islandctl.config.recipe import Exchange, Recipe
+from islandctl.config.recipe import Recipe
 from islandctl.config.schema import json_schema
 from islandctl.config.site import SiteProfile
 from islandctl.errors import ConfigError, UsageError
@@ -207,6 +208,11 @@ def test_a_wrong_profile_names_place_and_cause(tmp_path: Path, old: str, new: st
         ("[python-stdlib]", "[books]", "data.paths: 'books' is relative, but sites share no current folder"),
         ("name: r", "name: r\nexchange: {windw: 50}", "exchange.windw: unknown key 'windw'; did you mean 'window'?"),
         ("name: r", "name: r\nexchange: {overlap: 50}", "r.yaml:2:21: exchange.overlap: overlap 50 must be"),
+        (
+            "name: r",
+            "name: r\nexchange: {mode: butterfly, apply: blend}",
+            "r.yaml:2:36: exchange.apply: a butterfly moves partners half-way",
+        ),
         ("name: r", "name: r\nexchange: {window: 5}", "r.yaml:2:20: exchange.window: overlap 5 must be smaller"),
         (
             "hidden: 32",
@@ -228,6 +234,23 @@ def test_a_wrong_profile_names_place_and_cause(tmp_path: Path, old: str, new: st
         ("name: r", "name: r\nbudget: {hours: 12}", "r.yaml:2:17: budget.hours: '12' has no unit"),
         ("name: r", "name: r\nbudget: {hours: 0 h}", "budget.hours: must be at least 1 s"),
         ("name: r", "name: r\nexchange: {late: {deadline: 0 s}}", "exchange.late.deadline: must be at least 1 ms"),
+        (
+            "name: r",
+            "name: r\nexchange: {outer: {kind: average, momentum: 0.5}}",
+            "exchange.outer.momentum: kind: average takes neither lr nor momentum",
+        ),
+        ("name: r", "name: r\nexchange: {outer: {kind: delayed}}", "exchange.outer.kind: kind: delayed needs delay"),
+        ("name: r", "name: r\nexchange: {outer: {delay: 2}}", "exchange.outer.delay: kind: nesterov takes no delay"),
+        (
+            "name: r",
+            "name: r\nexchange: {warmup: 10}",
+            "r.yaml:2:20: exchange.warmup: 10 steps must be fewer than training.steps 10",
+        ),
+        (
+            "name: r",
+            "name: r\nexchange: {mode: none, warmup: 5}",
+            "exchange.warmup: warmup is for mode: two-site, not for none",
+        ),
         (
             "name: r",
             "name: r\nexchange:\n  codec: int4\n  block: 393",

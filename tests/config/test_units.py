@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from islandctl.config import units
+from islandctl.config.recipe import DataRecipe
 
 
 @pytest.mark.parametrize(
@@ -139,3 +140,19 @@ def test_a_byte_is_eight_bits(number: int, prefix: str) -> None:
 )
 def test_shown_with_three_digits(shown: str, text: str) -> None:
     assert shown == text
+
+
+def test_a_size_under_a_key_that_says_bytes_may_go_without_its_unit() -> None:
+    sizes = {"4 MB": 4_000_000, "1 MiB": 1 << 20, 300_000: 300_000}
+    for written, num_bytes in sizes.items():
+        data = DataRecipe.model_validate({"paths": ["python-stdlib"], "limit_bytes": written})
+        assert data.model_dump(mode="json")["limit_bytes"] == num_bytes  # a run's hash is over this
+    for wrong, says in (
+        ("4", "has no unit"),
+        (0, "zero"),
+        (True, "quantity"),
+        (1.5, "has no unit"),
+        ("4 Mb", "ambiguous"),
+    ):
+        with pytest.raises(ValidationError, match=says):
+            DataRecipe.model_validate({"paths": ["python-stdlib"], "limit_bytes": wrong})

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -24,6 +25,7 @@ class Pages:
 
     def __init__(self, pages: Sequence[Sequence[Entry] | Exception]) -> None:
         self.pages = list(pages)
+        self.asked: list[float] = []
 
     def put(self, packet: bytes) -> None:
         raise AssertionError
@@ -32,6 +34,7 @@ class Pages:
         raise AssertionError
 
     def entries(self, after: int, wait_s: float) -> Sequence[Entry]:
+        self.asked.append(time.monotonic())
         page = self.pages.pop(0) if self.pages else ()
         if isinstance(page, Exception):
             raise page
@@ -52,10 +55,11 @@ def follow(
         config_hash="c",
         num_fragments=2,
         attempt=attempt,
+        cell=0,
         latch=latch,
         on_commit=lambda fragment: None,
     )
-    followed.start(list(resolved))
+    followed.start(lambda commit: commit.seq <= resolved[commit.fragment])
     with latch.changed:
         assert latch.changed.wait_for(lambda: until(followed) or latch.error is not None, timeout=10)
     error = latch.error
@@ -136,3 +140,34 @@ def test_the_first_error_stays() -> None:
     latch.fail(first)
     latch.fail(ExchangeError("second"))
     assert latch.error is first
+
+
+def test_silence_counts_from_the_question_and_not_from_its_timeout() -> None:
+    class Hanging(Pages):
+        def entries(self, after: int, wait_s: float) -> Sequence[Entry]:
+            if not self.pages:
+                self.asked.append(time.monotonic())
+                latch.closed.wait(0.2)
+                raise UnreachableError("no answer")
+            return super().entries(after, wait_s)
+
+    latch = Latch()
+    pages = Hanging([[GENESIS], ()])
+    followed = Follower(
+        pages,
+        run="r",
+        config_hash="c",
+        num_fragments=2,
+        attempt=1,
+        cell=0,
+        latch=latch,
+        on_commit=lambda fragment: None,
+    )
+    followed.start([-1, -1])
+    with latch.changed:
+        assert latch.changed.wait_for(lambda: not followed.in_touch, timeout=10)
+        first = pages.asked[2]
+        assert latch.changed.wait_for(lambda: len(pages.asked) > 4, timeout=10)
+    latch.closed.set()
+    followed.join()
+    assert followed.silent_since == pytest.approx(first, abs=0.1)

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from islandctl.config.placement import PlacementRule
 from islandctl.errors import ConfigError
 from islandctl.exchange.fragments import fragment_map, is_exact
 
@@ -19,13 +20,16 @@ MODEL = [
 ]
 
 
-@given(st.permutations(MODEL), st.integers(1, 12), st.integers(256, 5000))
-@settings(max_examples=40, derandomize=True, deadline=None)
+RULES: tuple[PlacementRule, ...] = ("strided", "consecutive", "balanced")
+
+
+@given(st.permutations(MODEL), st.integers(1, 12), st.integers(256, 5000), st.sampled_from(RULES))
+@settings(max_examples=60, derandomize=True, deadline=None)
 def test_partition_is_whole_and_does_not_depend_on_order(
-    shuffled: list[tuple[str, tuple[int, ...]]], num_fragments: int, chunk: int
+    shuffled: list[tuple[str, tuple[int, ...]]], num_fragments: int, chunk: int, rule: PlacementRule
 ) -> None:
-    found = fragment_map(shuffled, num_fragments, chunk)
-    assert found.map_hash == fragment_map(MODEL, num_fragments, chunk).map_hash
+    found = fragment_map(shuffled, num_fragments, chunk, placement=rule)
+    assert found.map_hash == fragment_map(MODEL, num_fragments, chunk, placement=rule).map_hash
     placed = [placement.name for fragment in found.fragments for placement in fragment.placements]
     assert sorted(placed) == sorted(name for name, _ in MODEL)
     chunks = [chunk for fragment in found.fragments for chunk in fragment.chunks]
@@ -51,6 +55,29 @@ def test_blocks_go_in_turn_and_the_rest_to_the_smallest() -> None:
         assert blocks == {index, index + 4, index + 8}
     assert "head.weight" in {p.name for p in found.fragments[1].placements}  # embed went to 0
     assert "embed.weight" in {p.name for p in found.fragments[0].placements}
+
+
+def test_consecutive_blocks_are_neighbours() -> None:
+    found = fragment_map(MODEL, 5, 4096, placement="consecutive")
+    blocks = [
+        sorted({int(p.name.split(".")[1]) for p in fragment.placements if p.name.startswith("blocks")})
+        for fragment in found.fragments
+    ]
+    assert blocks == [[0, 1, 2], [3, 4], [5, 6, 7], [8, 9], [10, 11]]
+
+
+def test_balanced_counts_what_travels() -> None:
+    """An embedding as heavy as three blocks when it goes as bf16 and they as int8, and as 1.5 when all is fp32."""
+    model = [("embed.weight", (96, 8)), *((f"blocks.{block}.up", (64, 8)) for block in range(5))]
+    for codec, blocks in (("int8", 1), ("fp32", 2)):
+        found = fragment_map(model, 2, 4096, placement="balanced", codec=codec)
+        (beside,) = ([p.name for p in f.placements] for f in found.fragments if "embed.weight" in str(f.placements))
+        assert len(beside) == 1 + blocks
+
+
+def test_the_map_tells_the_rules_apart() -> None:
+    heavy = [("embed.weight", (512, 8)), *MODEL[1:]]
+    assert len({fragment_map(heavy, 4, 4096, placement=rule).map_hash for rule in RULES}) == 3
 
 
 def test_exact_parameters_come_first_in_natural_order() -> None:

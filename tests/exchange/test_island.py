@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from islandctl.config.recipe import Late, Outer
+from islandctl.config.exchange import Late, Outer
 from islandctl.errors import CheckpointError, ConfigError, DivergenceError, ExchangeError
 from islandctl.exchange import courier, follower
 from islandctl.exchange.island import Hurried
@@ -535,11 +535,15 @@ def test_blend_owes_what_its_value_does_not_hold(start: Start) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
-    [({"mode": "butterfly"}, "butterfly"), ({"fragments": 4}, "more than the model's 3 blocks")],
+    [
+        ({"mode": "butterfly"}, "a butterfly pairs 2, 4, 8, … cells, not 3; nearest: 2 or 4"),
+        ({"mode": "none"}, "exchanges nothing"),
+        ({"fragments": 4}, "more than the model's 3 blocks"),
+    ],
 )
 def test_settings_that_do_not_fit(relay: MemoryRelay, changes: dict[str, object], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        Cell(relay, 0, toy_settings(**changes))
+        Cell(relay, 0, toy_settings(**changes), num_cells=3)
 
 
 def test_parameters_must_be_fp32(relay: MemoryRelay) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.exchange.toy import Cell, MemoryRelay, same, together
-from tests.exchange.toy_ranks import SPAWN, RelayManager, rank_main
+from tests.exchange.toy import Cell, MemoryRelay, same, together, toy_settings
+from tests.exchange.toy_ranks import SPAWN, PairRelay, RelayManager, rank_main
 
 KEY = b"only for this test"
 
@@ -21,9 +21,11 @@ def manager() -> Iterator[RelayManager]:
         yield served
 
 
-def two_ranks(manager: RelayManager, folder: Path, restart_at: int, *, poison: bool = False) -> list[dict[str, Any]]:
+def two_ranks(
+    manager: RelayManager, folder: Path, restart_at: int, *, poison: bool = False, mode: str = "two-site"
+) -> list[dict[str, Any]]:
     store = str(folder / "store")
-    arguments = (2, store, manager.address, KEY, restart_at, poison)
+    arguments = (2, store, manager.address, KEY, restart_at, poison, mode)
     processes = [SPAWN.Process(target=rank_main, args=(rank, *arguments)) for rank in range(2)]
     for process in processes:
         process.start()
@@ -55,6 +57,27 @@ def test_two_ranks_and_one_end_with_the_bits_of_one_and_one(manager: RelayManage
     assert same(alone[0].values(), ranks[0]["values"])
     assert ranks[0]["metrics"]["rounds_applied"] == 8
     assert ranks[0]["metrics"]["cosine"] == pytest.approx(alone[0].island.metrics()["cosine"])
+
+
+@pytest.mark.slow
+def test_two_ranks_and_one_as_a_pair(manager: RelayManager, tmp_path: Path) -> None:
+    """Also over a checkpoint with a round in flight."""
+    one = Cell(manager.pairs(), 1, toy_settings(mode="butterfly"))  # type: ignore[attr-defined]
+    ranks, _ = together(lambda: two_ranks(manager, tmp_path, 10, mode="butterfly"), one.finish)
+    one.island.close()
+    assert isinstance(ranks, list)
+    for told in ranks:
+        assert "error" not in told, told
+        assert same(told["values"], one.values())
+        assert tuple(told["versions"]) == one.island.versions() == (5, 5)
+    assert ranks[0]["metrics"]["distance"] == pytest.approx(one.island.metrics()["distance"])
+
+    pairs = PairRelay()
+    alone = [Cell(pairs, cell, toy_settings(mode="butterfly")) for cell in range(2)]
+    together(*(cell.finish for cell in alone))
+    for cell in alone:
+        cell.island.close()
+    assert same(alone[0].values(), ranks[0]["values"])
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ A little language model on a noisy Markov chain, so that "worse" has a number: n
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from islandctl.config.recipe import Outer
+from islandctl.config.exchange import Outer
 from islandctl.exchange import courier, follower
 from islandctl.exchange.codecs import decode
 from islandctl.ledger.packet import unpack
@@ -149,3 +150,5 @@ def test_a_rejoin_is_of_the_usual_size_and_unlearns_nothing(
     assert first < 1.3 * usual
     assert after < before + 0.02
     assert caplog.text.count("rejoined at step 204") == 1
+    (dropped,) = re.findall(r"in its present life at most (\d+) tokens", caplog.text)
+    assert (int(dropped) > 0) == (away is not killed)  # what a dead life had trained, nobody counts

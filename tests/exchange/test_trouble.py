@@ -10,7 +10,7 @@ import random
 
 import pytest
 
-from islandctl.config.recipe import Late
+from islandctl.config.exchange import Exchange, Late
 from islandctl.exchange import courier, follower
 from tests.exchange.stress import Mishaps, Trouble, settings_of
 from tests.exchange.toy import same
@@ -65,6 +65,51 @@ def test_what_was_killed_ends_as_if_never_touched(seed: int) -> None:
         stops=rolled.choice([0, 1]),
     )
     untouched, troubled = Trouble(seed, Mishaps(), settings=settings), Trouble(seed, mishaps, settings=settings)
+    expected, found = untouched.run(), troubled.run()
+    assert untouched.payloads() == troubled.payloads()
+    for cell, reference in zip(found, expected, strict=True):
+        assert same(cell.values(), reference.values())
+
+
+def butterfly(rolled: random.Random, then: str, deadline: str, **changes: object) -> Exchange:
+    late = Late.model_validate({"deadline": deadline, "windows": rolled.choice([1, 2]), "then": then})
+    return settings_of(rolled, mode="butterfly", apply="carry", warmup=0, late=late, **changes)
+
+
+@pytest.mark.parametrize("seed", seeds(3, 12))
+def test_pairs_end_equal_whatever_happened(seed: int) -> None:
+    """With ``then: alone`` a cell can miss the last rounds: then nothing may hang, halt or disagree."""
+    rolled = random.Random(seed)
+    then = rolled.choice(["wait", "wait", "alone"])
+    mishaps = Mishaps(
+        kill=rolled.choice([0.0, 0.03, 0.06]),
+        term=rolled.choice([0.0, 0.02]),
+        cut=rolled.choice([0.01, 0.03]),
+        slow=rolled.choice([0.0, 0.2]),
+        rewinds=rolled.choice([0, 0, 1, 2]),
+        relay_restarts=rolled.choice([0, 1, 3]),
+        stops=rolled.choice([0, 0, 1]),
+    )
+    settings = butterfly(rolled, then, "150 ms")
+    cells = Trouble(seed, mishaps, settings=settings, num_cells=rolled.choice([2, 4, 4])).run(equal=then == "wait")
+    assert len(cells) >= 2
+
+
+@pytest.mark.parametrize("seed", seeds(3, 12))
+def test_pairs_that_were_killed_end_as_if_never_touched(seed: int) -> None:
+    rolled = random.Random(seed)
+    settings = butterfly(rolled, rolled.choice(["alone", "wait"]), "10 min", when="fixed")
+    num_cells = rolled.choice([2, 4, 8])
+    mishaps = Mishaps(
+        kill=rolled.choice([0.02, 0.04]),
+        term=rolled.choice([0.0, 0.05]),
+        slow=rolled.choice([0.0, 0.1]),
+        rewinds=rolled.choice([0, 1, 2]),
+        relay_restarts=rolled.choice([0, 1, 3]),
+        stops=rolled.choice([0, 1]),
+    )
+    untouched = Trouble(seed, Mishaps(), settings=settings, num_cells=num_cells)
+    troubled = Trouble(seed, mishaps, settings=settings, num_cells=num_cells)
     expected, found = untouched.run(), troubled.run()
     assert untouched.payloads() == troubled.payloads()
     for cell, reference in zip(found, expected, strict=True):

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from islandctl.config.recipe import Exchange, Late, Outer
+from islandctl.config.exchange import Exchange, Late, Outer
 from islandctl.errors import RelayError, UnreachableError
 from islandctl.exchange.island import Island
 from islandctl.exchange.journal import Journal, MemoryJournal
@@ -215,6 +215,7 @@ class Cell:
         parameters: Mapping[str, Tensor] | None = None,
         group: ProcessGroup | None = None,
         num_cells: int = 2,
+        save_every: int | None = None,
         model: Callable[[], Mapping[str, Tensor]] = toy_parameters,
         train: Callable[[Mapping[str, Tensor], int, int], None] = train,
     ) -> None:
@@ -225,6 +226,7 @@ class Cell:
         self.settings = settings or toy_settings()
         self.steps = steps
         self.num_cells = num_cells
+        self.save_every = save_every
         self.journal = journal or MemoryJournal()
         self.transport: Any = transport or MemoryTransport(relay)
         self.parameters = parameters if parameters is not None else model()
@@ -244,12 +246,19 @@ class Cell:
             group=group,
             transport=self.transport,
             journal=self.journal,
+            save_every=save_every,
             deadline_grace_s=0.1,
             on_silence=lambda: self.silences.append(self.now),
         )
 
     def advance(self, until: int) -> Cell:
+        """To that step; less far when it is hurried while it waits for the first cell's warm-up."""
         while self.now < until:
+            if self.island.warming_up:
+                before, self.now = self.now, self.island.await_warmup()
+                if self.now == before:
+                    return self
+                continue
             self.train(self.parameters, self.cell, self.now + 1)
             self.now = self.island.step(tokens=100 + self.cell)
         return self
@@ -284,6 +293,7 @@ class Cell:
             journal=self.journal,
             transport=transport,
             num_cells=self.num_cells,
+            save_every=self.save_every,
             model=self.model,
             train=self.train,
         )
@@ -321,7 +331,9 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
 
 
 def anchors(cell: Cell) -> dict[str, Tensor]:
-    return {k: v for k, v in cell.island.state_dict().items() if k.startswith(("anchor", "momentum"))}
+    """With what the outer optimizer remembers."""
+    kept = ("anchor", "momentum", "sum", "held")
+    return {k: v for k, v in cell.island.state_dict().items() if k.startswith(kept)}
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

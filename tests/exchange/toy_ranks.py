@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import warnings
+from collections.abc import Sequence
 from multiprocessing.managers import BaseManager
 from typing import Any
 
@@ -14,7 +15,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from tests.exchange.toy import Cell, MemoryRelay, toy_parameters
+from islandctl.config.exchange import Exchange, Late
+from islandctl.ledger.entries import Entry
+from islandctl.ledger.packet import unpack
+from islandctl.relay.inprocess import InProcessRelay
+from tests.exchange.toy import CONFIG, RUN, Cell, MemoryRelay, Place, toy_parameters, toy_settings
 
 _RELAY: list[MemoryRelay] = []
 
@@ -25,11 +30,38 @@ def _relay() -> MemoryRelay:
     return _RELAY[0]
 
 
+class PairRelay:
+    """The real relay's rules for a butterfly of two cells, with the calls of ``MemoryRelay``."""
+
+    def __init__(self) -> None:
+        late = Late.model_validate({"deadline": "10 min"})
+        self.relay = InProcessRelay(RUN, CONFIG, ["cell-0", "cell-1"], 2, late=late, final_window=4)
+
+    def put(self, packet: bytes) -> None:
+        self.relay.transport(unpack(packet)[0].cell).put(packet)
+
+    def fetch(self, place: Place) -> bytes:
+        return self.relay.transport(1 - place[3]).fetch(*place)
+
+    def entries(self, after: int, wait_s: float) -> Sequence[Entry]:
+        return list(self.relay.wait(after, min(wait_s, 0.05), 1000))
+
+
+_PAIRS: list[PairRelay] = []
+
+
+def _pairs() -> PairRelay:
+    if not _PAIRS:
+        _PAIRS.append(PairRelay())
+    return _PAIRS[0]
+
+
 class RelayManager(BaseManager):
     """Serves one ``MemoryRelay`` to processes."""
 
 
 RelayManager.register("relay", callable=_relay)
+RelayManager.register("pairs", callable=_pairs)
 SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -52,7 +84,9 @@ def whole(parameters: dict[str, Any]) -> dict[str, Tensor]:
     return {name: value.detach().full_tensor().clone() for name, value in parameters.items()}
 
 
-def rank_main(rank: int, size: int, store: str, address: Any, key: bytes, restart_at: int, poison: bool) -> None:
+def rank_main(
+    rank: int, size: int, store: str, address: Any, key: bytes, restart_at: int, poison: bool, mode: str
+) -> None:
     """Train cell 0 to the end; at ``restart_at`` leave the island and go on with a new one from its state.
 
     The results (or the error's kind and text) go to ``<store>.<rank>``.
@@ -65,20 +99,21 @@ def rank_main(rank: int, size: int, store: str, address: Any, key: bytes, restar
     manager.connect()
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     try:
-        result = _train(rank, manager.relay(), size, restart_at, poison)
+        relay = manager.pairs() if mode == "butterfly" else manager.relay()
+        result = _train(rank, relay, size, restart_at, poison, toy_settings(mode=mode))
     except Exception as error:
         result = {"error": f"{type(error).__name__}: {error}"}
     torch.save(result, f"{store}.{rank}")
     dist.destroy_process_group()
 
 
-def _train(rank: int, relay: Any, size: int, restart_at: int, poison: bool) -> dict[str, Any]:
+def _train(rank: int, relay: Any, size: int, restart_at: int, poison: bool, settings: Exchange) -> dict[str, Any]:
     model = Toy()
     fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
     parameters = dict(model.named_parameters())
     assert all(isinstance(parameter, DTensor) for parameter in parameters.values())
     group = dist.group.WORLD
-    cell = Cell(relay, 0, parameters=parameters, group=group)
+    cell = Cell(relay, 0, settings, parameters=parameters, group=group)
     try:
         if poison:
             cell.advance(8)
@@ -92,7 +127,7 @@ def _train(rank: int, relay: Any, size: int, restart_at: int, poison: bool) -> d
         everyones = [key for part in keys for key in part]
         assert len(everyones) == len(set(everyones)), "two ranks save the same key"
         cell.island.close()
-        again = Cell(relay, 0, parameters=parameters, group=group, journal=cell.journal)
+        again = Cell(relay, 0, settings, parameters=parameters, group=group, journal=cell.journal)
         assert sorted(key for key in everyones if again.island.needs(key)) == sorted(saved)
         again.island.load_state_dict(saved)
         again.now = again.island.resume()

@@ -23,7 +23,7 @@ from islandctl.errors import RunError
 from islandctl.fleet import node, supervisor
 from islandctl.fleet.job import RestartPolicy, SupervisorJob, SupervisorState
 from islandctl.fleet.local import LocalHost
-from tests.disk import fill, mounted, needs_mount
+from tests.disk import files_at_most, fill, mounted, needs_mount
 
 SCRIPT = Path(supervisor.__file__)
 HOST = LocalHost()
@@ -523,6 +523,90 @@ def test_a_full_disk_swallows_neither_the_training_nor_the_last_word(tmp_path: P
         kept.start("pass")  # the end that could not be told in full is an end all the same
         until(lambda: kept.state.outcome == "finished", "the second end")
         until(lambda: kept.left() == [], "the supervisor has gone")
+
+
+@needs_mount
+def test_a_full_disk_stops_neither_the_state_nor_the_budget(tmp_path: Path) -> None:
+    """The space for the next writing is held by the file that the last one has replaced."""
+    go, seconds = tmp_path / "go", "used.json"
+    program = f"""
+        import os, time
+        first = os.environ['ISLANDCTL_LIFE'].endswith('.0')
+        if first: open('ready', 'w').write('1')
+        while not (first and os.path.exists({str(go)!r})): time.sleep(0.02)
+        raise SystemExit(3)
+    """
+    with mounted(tmp_path / "disk", 1 << 20) as disk:
+        kept = Kept(disk)
+        kept.start(program, budget_s=600.0)
+        kept.written("ready")
+        before = json.loads((kept.folder / seconds).read_text())["seconds"]
+        fill(disk)
+        go.touch()
+        until(lambda: kept.state.state == "running" and kept.state.restarts == 1, "the second life")
+        assert kept.state.last == "exit code 3"
+        assert supervisor.birth(kept.state.child_pid) is not None
+        until(lambda: kept.state.beat_age_s > supervisor.BEAT_S / 2, "some time")
+        until(lambda: kept.state.beat_age_s < supervisor.BEAT_S / 2, "the next beat")
+        assert json.loads((kept.folder / seconds).read_text())["seconds"] > before + 1.0
+        assert node.stop(HOST, kept.folder.as_posix(), 20).outcome == "stopped"
+        assert not list(kept.folder.glob("*.reserved"))
+        assert not list(kept.folder.glob("*.tmp"))
+
+
+def test_a_full_disk_takes_whole_lines_or_none(tmp_path: Path) -> None:
+    with open(tmp_path / "log", "ab", buffering=0) as file:
+        with files_at_most(50):
+            for number in range(4):
+                supervisor.append_line(file.fileno(), f"line {number} of twenty bytes"[:19])
+        supervisor.append_line(file.fileno(), "space again")
+    assert (tmp_path / "log").read_text() == "line 0 of twenty by\nline 1 of twenty by\nspace again\n"
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_state_that_is_written_again_and_again_is_never_seen_in_part(tmp_path: Path, replaced: bool) -> None:
+    path = str(tmp_path / "state.json")
+    if replaced:  # killed between the link and the replacement
+        supervisor.write_json(path, {"number": -1}, hold=True)
+        os.unlink(path + supervisor.RESERVED)
+        os.link(path, path + supervisor.RESERVED)
+    seen: list[dict[str, Any] | None] = []
+    for number in range(200):
+        with open(path if number else os.devnull) as late:
+            supervisor.write_json(path, {"number": number, "rest": "x" * (number % 7) * 500}, hold=True)
+            content = late.read()
+            assert not number or json.loads(content)["number"] == number - 1
+        seen.append(supervisor.read_json(path))
+    assert [one and one["number"] for one in seen] == list(range(200))
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["state.json", "state.json.reserved"]
+    assert os.stat(path).st_nlink == 1
+
+
+def test_workers_that_a_lost_supervisor_left_get_the_time_of_a_stop(kept: Kept) -> None:
+    """They are well, and save before they end: the rest of a child that has crashed gets less time for that."""
+    impatient = kept.root / "impatient.py"
+    impatient.write_text(SCRIPT.read_text().replace("CRASH_GRACE_S = 10.0", "CRASH_GRACE_S = 0.1"))
+    program = """
+        import os, signal, time
+        def save(*_):
+            time.sleep(0.6)
+            open('saved', 'w').write('1')
+            raise SystemExit(0)
+        signal.signal(signal.SIGTERM, save)
+        open('ready', 'w').write('1')
+        time.sleep(600)
+    """
+    job = kept.job(program, stop_timeout_s=15.0)
+    pid = node.start(HOST, str(impatient), sys.executable, kept.folder.as_posix(), job)
+    kept.written("ready")
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: kept.state.state == "lost", "state lost")
+    (kept.root / "ready").unlink()
+    node.start(HOST, str(impatient), sys.executable, kept.folder.as_posix(), job)
+    kept.written("ready")
+    assert (kept.root / "saved").exists()
+    assert (kept.state.restarts, kept.state.last) == (0, "the supervisor was killed")
+    node.stop(HOST, kept.folder.as_posix(), 20)
 
 
 SPENDER = """

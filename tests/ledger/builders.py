@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from islandctl.ledger.chain import START, seal
-from islandctl.ledger.entries import Checkpoint, Entry, Genesis, Rewind, Stop
+from islandctl.ledger.entries import Checkpoint, Commit, Contribution, Entry, Genesis, Rewind, Stop
 
 AT = "2030-01-01T00:00:00.000+00:00"
 
@@ -41,6 +41,11 @@ class Book:
         }
         self.attempt += 1
         self._add(Rewind, step=step, manifests=tuple(manifests[cell] for cell in sorted(manifests)), versions=(0, 0))
+
+    def alone(self, cell: int = 0) -> None:
+        """A round that did not wait for the other cell."""
+        named = (Contribution(cell=cell, step=1, tokens=1, chunks=("h",)),)
+        self._add(Commit, fragment=0, window=0, version=1, named=named, missing=(1 - cell,), reason="alone")
 
     def stop(self) -> None:
         self._add(Stop, reason="enough")

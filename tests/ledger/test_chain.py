@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from islandctl.errors import LedgerError
 from islandctl.ledger.chain import START, seal, verify
-from islandctl.ledger.entries import ENTRY, Entry
+from islandctl.ledger.entries import ENTRY, Commit, Entry
 
 from .builders import Book
 
@@ -62,3 +62,15 @@ def test_a_second_genesis_is_found() -> None:
     entries.append(seal(entries[0].model_copy(update={"seq": 1}), entries[0].hash))
     with pytest.raises(LedgerError, match="genesis stands first"):
         verify(entries)
+
+
+def test_a_commit_without_a_pair_is_written_as_before_there_were_any() -> None:
+    place = {"seq": 3, "attempt": 1, "at": "", "fragment": 0, "window": 2, "version": 1, "named": ()}
+    plain = Commit.model_validate(place | {"previous": START, "reason": "deadline"})
+    of_pair = Commit.model_validate(place | {"previous": START, "reason": "deadline", "pair": (0, 2)})
+    assert "pair" not in plain.model_dump_json()
+    known = "c06c5764df73533794775aa60f57c006a0a4c51eaae4bb174545a2d45efca481"
+    assert seal(plain, START).hash == known
+    assert seal(of_pair, START).hash != known
+    assert ENTRY.validate_json(of_pair.model_dump_json()) == of_pair
+    assert (plain.concerns(1), of_pair.concerns(1), of_pair.concerns(2)) == (True, False, True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from islandctl.ledger.joint import joint_checkpoints, unjoined
+from islandctl.ledger.joint import Lineage, joint_checkpoints, unjoined
 
 from .builders import Book
 
@@ -93,3 +93,44 @@ def test_a_rewind_to_the_beginning_leaves_none() -> None:
     book.rewind(0)
     assert steps(book) == []
     assert reasons(book) == [(100, "given up: attempt 2 began at step 0")]
+
+
+def lineage(book: Book) -> Lineage:
+    one = Lineage(2)
+    for entry in book.entries:
+        one.add(entry)
+    return one
+
+
+def test_what_a_cell_has_made_alone_is_what_it_registered_while_another_was_away() -> None:
+    book = Book()
+    book.joint(100)
+    book.checkpoint(0, 200)
+    assert lineage(book).alone(0) == []  # the other one may only be slow
+    book.alone()
+    book.checkpoint(0, 300)
+    assert (lineage(book).alone(0), lineage(book).alone(1)) == ([(1, 200)], [])
+    book.alone()
+    assert lineage(book).alone(0) == [(1, 200), (1, 300)]
+    book.checkpoint(1, 300)
+    assert lineage(book).alone(0) == [(1, 200)]
+
+
+def test_a_joint_one_that_a_cell_may_have_removed_before_it_was_joint_keeps_nothing_older_from_staying() -> None:
+    book = Book()
+    book.joint(100)
+    for step in (200, 300, 400):
+        book.checkpoint(0, step)
+    assert [one.step for one in lineage(book).kept(2)] == [100]
+    book.checkpoint(1, 200)  # nobody was away: slow, but in time
+    book.alone()
+    book.checkpoint(1, 300)  # cell 0 has one newer
+    assert [one.step for one in lineage(book).kept(2)] == [100, 200, 300]
+    book.checkpoint(0, 500)
+    book.checkpoint(0, 600)
+    book.alone()
+    book.checkpoint(1, 400)  # cell 0, which keeps two, had 500 and 600
+    assert [one.step for one in lineage(book).kept(2)] == [100, 200, 300]
+    assert [one.step for one in lineage(book).joint] == [100, 200, 300, 400]
+    book.rewind(400)  # it was there all the same: a resume has looked
+    assert [one.step for one in lineage(book).kept(2)] == [100, 200, 300, 400]

@@ -46,6 +46,7 @@ def _recipe(folder: Path, **changes: Any) -> Loaded[Recipe]:
         },
         "data": {"paths": ["python-stdlib"]},
         "training": {"steps": 100, "batch": 16, "sequence": 32, "optimizer": {"lr": 1e-3}},
+        "relay": {"address": "relay.example"},
     }
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(_changed(data, _dotted(changes))))

@@ -16,7 +16,7 @@ from islandctl.planner.plan import Figure, Plan
 def plan(recipe: Any, site: Any, low: float | None = 2.0, high: float = 4.0, **changes: Any) -> Plan:
     made = make_plan(recipe(**changes), [site("a"), site("b")])
     price = None if low is None else Figure(value=low, low=low, high=high, unit="USD/h", formula="")
-    return made.model_copy(update={"cost_per_hour": price})
+    return made.model_copy(update={"totals": made.totals.model_copy(update={"cost_per_hour": price})})
 
 
 def test_the_limit_that_is_reached_first_counts_and_money_by_the_higher_price(recipe: Any, site: Any) -> None:

@@ -58,7 +58,7 @@ def test_changed_and_lost_sources(recipe: Any, site: Any, tmp_path: Path) -> Non
         (lambda text: text[: len(text) // 2], "not a plan, or damaged"),
         (lambda text: text.replace('"steps": 100,', '"steps": 101,'), "was changed after it was saved"),
         (lambda text: text.replace('"steps": 100,', '"steps": "x",'), "damaged plan: recipe.training.steps"),
-        (lambda text: text.replace('"version": 1,', '"version": 2,'), "a plan of version 2"),
+        (lambda text: text.replace('"version": 2,', '"version": 3,'), "a plan of version 3"),
         (lambda text: json.dumps({"plan": [], "plan_hash": ""}), "not a plan, or damaged"),
     ],
 )

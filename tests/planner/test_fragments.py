@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from islandctl.config.recipe import Exchange, ModelRecipe
+from islandctl.config.exchange import Exchange
+from islandctl.config.recipe import ModelRecipe
 from islandctl.planner.fragments import CODEC_HEADER_BYTES, fragment_sizes
 from islandctl.planner.parameters import parameters
 
@@ -63,5 +64,5 @@ def test_more_fragments_than_layers() -> None:
 
 def test_the_case_study_needs_ten_seconds_a_window(shipped: Callable[..., Any]) -> None:
     recipe, _ = shipped("case-study-32b")
-    total = sum(size.encoded_bytes for size in fragment_sizes(recipe.value.model, recipe.value.exchange))
+    total = sum(size.encoded_bytes for size in fragment_sizes(recipe.value.decoder, recipe.value.exchange))
     assert total * 8 / 25e9 == pytest.approx(10.3, abs=0.05)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,8 +13,10 @@ import httpx
 import pytest
 
 from islandctl.errors import RelayError, UnreachableError
+from islandctl.relay import client as module
 from islandctl.relay.certificate import write_certificate
 from islandctl.relay.client import RelayClient
+from islandctl.relay.messages import Heartbeat
 
 from .builders import packet
 
@@ -126,3 +130,33 @@ def test_the_client_brings_no_server_and_no_torch_along() -> None:
     source = f"import sys, islandctl.relay.client; sys.exit(','.join({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr.strip() == ""
+
+
+def test_a_relay_that_hangs_is_soon_unreachable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_certificate(tmp_path / "key.pem", tmp_path / "ca.pem", ["127.0.0.1"], common_name="relay")
+    monkeypatch.setattr(module, "ANSWER_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as stopped:  # the kernel takes connections, nobody answers
+        url = f"https://127.0.0.1:{stopped.getsockname()[1]}"
+        with RelayClient(url, "secret", tmp_path / "ca.pem") as client:
+            for ask in (lambda: client.entries(0, 0.1), lambda: client.heartbeat(beat())):
+                began = time.monotonic()
+                with pytest.raises(UnreachableError, match="no answer: it took too long"):
+                    ask()
+                assert time.monotonic() - began < 10
+
+
+def beat() -> Heartbeat:
+    return Heartbeat(attempt=1, cell=0, state="training", step=1, steps=2, tokens=3, tokens_per_s=4.0)
+
+
+def test_a_long_poll_may_take_its_time_and_little_more(connect: Callable[..., RelayClient]) -> None:
+    limits = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        limits.append(request.extensions["timeout"]["read"])
+        return httpx.Response(200, json={"entries": []})
+
+    client = connect(handler)
+    client.entries(0, 2.0)
+    client.entries(0, 0.0)
+    assert limits == [12.0, 10.0]

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from islandctl.config.recipe import Late
+from islandctl.config.exchange import Late
 from islandctl.errors import RelayError
 from islandctl.exchange.transport import Transport
 from islandctl.ledger.chain import verify
@@ -104,6 +104,19 @@ def test_different_held_out_texts_are_refused() -> None:
     assert refused.value.code == "held_out"
 
 
+def test_the_status_tells_for_how_long_a_cell_has_told_the_same_step() -> None:
+    clock = Clock()
+    office = relay(clock=clock)
+    beat = Heartbeat(cell=0, attempt=1, state="training", step=1, steps=9, tokens=1, tokens_per_s=1.0)
+    for step, now in ((1, 10.0), (1, 12.0), (2, 14.0), (2, 16.0)):
+        clock.now = now
+        office.transport(0).heartbeat(beat.model_copy(update={"step": step}))
+    clock.now = 17.0
+    usa, asia = office.status().cells
+    assert (usa.age_s, usa.still_s) == (1.0, 3.0)
+    assert asia.still_s is None
+
+
 def test_a_halt_stops_all_puts() -> None:
     office = relay()
     office.transport(1).halt("anchors differ", 0, 0)
@@ -111,3 +124,22 @@ def test_a_halt_stops_all_puts() -> None:
         office.transport(0).put(packet(0))
     assert refused.value.code == "halted"
     assert office.status().halted == "anchors differ"
+
+
+def test_different_models_are_refused_by_the_first_parameter_that_differs() -> None:
+    office = relay()
+    usa, asia = office.transport(0), office.transport(1)
+    usa.tell_model(1, [("b", (2,)), ("a", (3, 4))])
+    usa.tell_model(1, [("a", (3, 4)), ("b", (3,))])  # a later life of the same cell
+    asia.tell_model(1, [("b", (3,)), ("a", (3, 4))])
+    for other, text in (
+        ([("a", (3, 4))], "parameter 'b': its shape is \\(3,\\) in usa, asia has no such parameter"),
+        (
+            [("b", (3,)), ("a", (3, 5))],
+            "parameter 'a': its shape is \\(3, 4\\) in usa, its shape is \\(3, 5\\) in asia",
+        ),
+    ):
+        with pytest.raises(RelayError, match=text) as refused:
+            asia.tell_model(1, other)
+        assert refused.value.code == "model"
+    asia.tell_model(2, [("c", (1,))])  # another attempt

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from islandctl.config.recipe import Late
+from islandctl.config.exchange import Late
 from islandctl.errors import RelayError
 from islandctl.ledger.chain import verify
 from islandctl.ledger.entries import Commit, Entry, Halt

@@ -240,6 +240,20 @@ def test_closing_answers_long_polls(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
+def test_cells_with_different_models_are_refused(tmp_path: Path) -> None:
+    async def test(ask: Ask, _: Server) -> None:
+        told = {"attempt": 1, "parameters": [["w", [2, 3]]]}
+        assert (await ask("0", "POST", "/v1/model", json=told)).status_code == 200
+        assert (await ask("1", "POST", "/v1/model", json=told)).status_code == 200
+        other = await ask("1", "POST", "/v1/model", json=told | {"parameters": [["w", [2, 4]]]})
+        assert error(other) == (409, "model")
+        assert "parameter 'w': its shape is (2, 3) in usa, its shape is (2, 4) in asia" in other.json()["message"]
+        assert error(await ask("controller", "POST", "/v1/model", json=told)) == (403, "forbidden")
+        assert error(await ask("0", "POST", "/v1/model", json={"attempt": 1})) == (422, "invalid")
+
+    run(tmp_path, test)
+
+
 def test_heartbeats_and_metrics(tmp_path: Path) -> None:
     async def test(ask: Ask, _: Server) -> None:
         more = {"held_out_hash": "a" * 64, "bits_per_byte": [[5, 2.5]], "tokens": 10**400}

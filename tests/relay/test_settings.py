@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from islandctl.config.recipe import Emulate, Late
+from islandctl.config.exchange import Late
+from islandctl.config.recipe import Emulate
 from islandctl.errors import ConfigError
 from islandctl.relay.certificate import make_certificate, write_certificate
 from islandctl.relay.settings import RelaySettings, read_settings
@@ -22,11 +23,12 @@ def test_settings_survive_their_file(tmp_path: Path) -> None:
         cells=("usa", "asia"),
         num_fragments=4,
         late=Late(deadline="2 min", then="alone"),
+        seeded=True,
         emulate=Emulate(bandwidth="1 Gbit/s", rtt="140 ms"),
     )
     (tmp_path / "relay.json").write_text(settings.model_dump_json())
     read = read_settings(tmp_path)
-    assert (read.late, read.emulate) == (settings.late, settings.emulate)
+    assert (read.late, read.seeded, read.emulate) == (settings.late, True, settings.emulate)
     assert read.key == tmp_path / "key.pem"
     absolute = settings.model_copy(update={"key": Path("/elsewhere/key.pem")})
     (tmp_path / "relay.json").write_text(absolute.model_dump_json())

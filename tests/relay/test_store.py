@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from islandctl.config.recipe import Late
+from islandctl.config.exchange import Late
 from islandctl.errors import ExchangeError, LedgerError, UsageError
 from islandctl.ledger.chain import verify
 from islandctl.ledger.joint import JointCheckpoint

@@ -7,7 +7,7 @@ from typing import Any
 from islandctl.config.recipe import Recipe
 from islandctl.config.site import SiteProfile
 from islandctl.fleet.job import SupervisorState
-from islandctl.planner.plan import CellEstimate, CellPlan, Figure, NodePlan, Plan, config_hash
+from islandctl.planner.plan import CellEstimate, CellPlan, Figure, NodePlan, Plan, Totals, config_hash
 from islandctl.relay.messages import CellStatus, Heartbeat, JointCheckpoint, RelayStatus
 from islandctl.runs.record import CellRecord, NodeRecord, RunRecord
 from islandctl.runs.status import Facts, NodeFacts
@@ -62,9 +62,12 @@ def plan(**training: Any) -> Plan:
                 bytes_up_per_window=figure(1e6, "B"),
                 bytes_down_per_window=figure(1e6, "B"),
                 exchange=figure(1.0),
+                checkpoint_bytes=figure(1e6, "B"),
+                checkpoint_write=figure(1.0),
             )
             for name in CELLS
         ),
+        totals=Totals(tokens=1000),
         feasible=True,
     )
 
@@ -122,7 +125,9 @@ def heartbeat(cell: int, **changes: Any) -> Heartbeat:
     return Heartbeat.model_validate({**fields, **changes})
 
 
-def relay(beats: dict[int, Heartbeat] | None = None, age_s: float = 1.0, **changes: Any) -> RelayStatus:
+def relay(
+    beats: dict[int, Heartbeat] | None = None, age_s: float = 1.0, still_s: float = 1.0, **changes: Any
+) -> RelayStatus:
     known = {0: heartbeat(0), 1: heartbeat(1)} if beats is None else beats
     fields: dict[str, Any] = {
         "run": "demo",
@@ -131,7 +136,13 @@ def relay(beats: dict[int, Heartbeat] | None = None, age_s: float = 1.0, **chang
         "ledger_seq": 9,
         "ledger_hash": "h",
         "cells": tuple(
-            CellStatus(cell=cell, name=name, heartbeat=known.get(cell), age_s=age_s if cell in known else None)
+            CellStatus(
+                cell=cell,
+                name=name,
+                heartbeat=known.get(cell),
+                age_s=age_s if cell in known else None,
+                still_s=still_s if cell in known else None,
+            )
             for cell, name in enumerate(CELLS)
         ),
         "rounds_committed": 3,

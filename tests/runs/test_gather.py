@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from islandctl.config.paths import RunFolder
+from islandctl.fleet import supervisor
 from islandctl.runs import record as records
 from islandctl.runs.files import holder, only_one
 from islandctl.runs.gather import Watcher
@@ -80,3 +82,51 @@ def test_figures_go_on_after_a_stop_before_the_first_step_of_an_attempt(tmp_path
     assert (view.state, view.step) == ("stopped", 20)
     assert view.cells[0].bits_per_byte == ((0, 8.0),)
     assert (view.cells[0].tokens, view.cells[0].source) == (2000, "files")
+
+
+def ended(tmp_path: Path, outcome: str, reason: str) -> None:
+    for name in make.CELLS:
+        state = {"state": "ended", "boot_id": "b", "supervisor_pid": 1, "supervisor_birth": 1}
+        (tmp_path / name / "node-0" / "state.json").write_text(json.dumps(state))
+        (tmp_path / name / "node-0" / "exit.json").write_text(json.dumps({"outcome": outcome, "reason": reason}))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "known", "kept"),
+    [
+        ("finished", "", "finished", "finished"),
+        ("stopped", "stopped by budget: 2 h of 2 h used", "stopped", "stopped by budget: 2 h of 2 h used"),
+        ("failed", "disk full", "failed", "failed: east, node east/local: disk full"),
+    ],
+)
+def test_an_end_that_a_look_has_seen_is_kept(
+    tmp_path: Path, outcome: str, reason: str, known: str, kept: str
+) -> None:
+    made = record(tmp_path)
+    ended(tmp_path, outcome, reason)
+    assert look(made).state == known
+    after = records.load("demo")
+    assert (after.phase, after.reason, after.last_known) == ("launched", kept, known)
+    assert look(after).state == known
+
+
+def test_what_another_command_is_at_is_not_written_over(tmp_path: Path) -> None:
+    made = record(tmp_path)
+    ended(tmp_path, "finished", "")
+    with only_one(RunFolder.of("demo").root / "lock", "islandctl stop demo"):
+        assert look(made).state == "finished"
+    assert records.load("demo").reason == ""
+
+
+def test_figures_of_files_are_as_old_as_their_newest_line(tmp_path: Path) -> None:
+    made = record(tmp_path)
+    state = {"state": "running", "boot_id": supervisor.boot_id(), "restarts": 0, "beat": time.time()}
+    me = {"supervisor_pid": os.getpid(), "supervisor_birth": supervisor.birth(os.getpid())}
+    for name, age in zip(make.CELLS, (1.0, 40.0), strict=True):
+        line = {"kind": "train", "attempt": 1, "step": 20, "tokens": 2000, "loss": 3.0, "tokens_per_s": 200.0}
+        (tmp_path / name / "metrics.jsonl").write_text(json.dumps({**line, "time": time.time() - age}) + "\n")
+        (tmp_path / name / "node-0" / "state.json").write_text(json.dumps({**state, **me}))
+    view = look(made)
+    assert [(cell.state, cell.tokens_per_s) for cell in view.cells] == [("training", 200.0), ("silent", None)]
+    assert view.cells[1].heartbeat_age_s == pytest.approx(40.0, abs=8.0)
+    assert view.eta_s is None

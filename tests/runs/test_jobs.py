@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from islandctl.planner.plan import CellPlan, NodePlan, Plan
 from islandctl.runs.jobs import cell_job, worker_job
+from islandctl.runs.record import RunRecord
 
 from . import builders as make
 
@@ -22,6 +24,7 @@ def test_one_node_needs_no_fixed_port() -> None:
     assert job.argv[-3:] == ("-m", "islandctl.worker", "/data/runs/demo/east")
     assert job.env["PYTHONPATH"] == "/code"
     assert job.env["OMP_NUM_THREADS"] == "1"
+    assert float(job.env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) == job.stop_timeout_s
     assert job.outcome == "/data/runs/demo/east/outcome.json"
     assert job.mark == record.mark
 
@@ -33,3 +36,49 @@ def test_several_nodes_meet_at_the_first() -> None:
     assert "--master-port=29411" in job.argv
     assert "--node-rank=0" in job.argv
     assert "--standalone" not in job.argv
+
+
+def test_a_script_runs_in_its_own_folder_and_is_told_which_cell_it_is() -> None:
+    record, built_in = make.record(), make.plan()
+    worker = built_in.recipe.worker.model_copy(update={"command": ("python", "own/train.py", "--lr", "1")})
+    recipe = built_in.recipe.model_copy(update={"worker": worker})
+    script = built_in.model_copy(update={"recipe": recipe, "files": {"own/train.py": "pass"}})
+    job = worker_job(record, script, record.nodes[1], master=None)
+    assert job.argv[-5:] == ("islandctl.worker", "/data/runs/demo/west", "own/train.py", "--lr", "1")
+    assert job.cwd == "/data/runs/demo/west/script"
+    assert (job.env["ISLANDCTL_CELL"], job.env["ISLANDCTL_NUM_CELLS"]) == ("1", "2")
+    there = script.model_copy(update={"files": {}})
+    assert worker_job(record, there, record.nodes[1], master=None).cwd == "/data/runs/demo/west"
+
+
+def shared(gpu: str) -> tuple[RunRecord, Plan]:
+    """Two cells of two ranks each on one host of four."""
+    plan = make.plan()
+    site = plan.sites[0]
+    site = site.model_copy(update={"gpu": site.gpu.model_copy(update={"type": gpu, "count": 4, "per_node": 4})})
+    site = site.model_copy(update={"cpu": site.cpu.model_copy(update={"cores": 8})})
+    cells = tuple(
+        CellPlan(index=index, name=f"east-{index}", site="east", nodes=(NodePlan(index=0, host="", num_ranks=2),))
+        for index in range(2)
+    )
+    record = make.record()
+    made = []
+    for cell in record.cells:
+        node = cell.nodes[0].model_copy(update={"site": "east", "num_ranks": 2})
+        made.append(cell.model_copy(update={"site": "east", "nodes": (node,)}))
+    changed = {"sites": (site, plan.sites[1]), "cells": cells}
+    return record.model_copy(update={"cells": tuple(made)}), plan.model_copy(update=changed)
+
+
+def test_cells_of_one_node_share_its_accelerators() -> None:
+    record, plan = shared("H100-SXM")
+    seen = [worker_job(record, plan, node, master=None).env["CUDA_VISIBLE_DEVICES"] for node in record.nodes]
+    assert seen == ["0,1", "2,3"]
+    assert (
+        "CUDA_VISIBLE_DEVICES" not in worker_job(make.record(), make.plan(), make.record().nodes[0], master=None).env
+    )
+
+
+def test_cells_of_one_machine_share_its_cores() -> None:
+    record, plan = shared("cpu")
+    assert [worker_job(record, plan, node, master=None).env["OMP_NUM_THREADS"] for node in record.nodes] == ["2", "2"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from islandctl.runs.metrics import heartbeat_from
+from islandctl.runs.metrics import heartbeat_from, newest_time
 
 
 def lines(*entries: dict[str, Any]) -> bytes:
@@ -102,5 +102,23 @@ def test_a_failed_checkpoint_is_told_until_one_succeeds() -> None:
     assert beat.message == "no checkpoint at step 7: no space"
     good = {"kind": "checkpoint", "attempt": 1, "step": 8, "path": "p"}
     beat = heartbeat_from(lines(TRAIN, bad, good), cell=0, attempt=1, steps=10)
+    assert beat is not None
+    assert beat.message == ""
+
+
+def test_when_the_newest_whole_line_was_written() -> None:
+    content = lines({**TRAIN, "time": 100.5}, {**TRAIN, "step": 8, "time": 101.25}) + b'{"kind": "train", "time": 1'
+    assert newest_time(content) == 101.25
+    assert newest_time(lines(TRAIN)) is None
+
+
+def test_a_checkpoint_that_is_owed_stays_so_over_the_workers_lives() -> None:
+    failed = {"kind": "checkpoint", "attempt": 1, "step": 6, "error": "the disk is full"}
+    start = {"kind": "start", "attempt": 1, "step": 0}
+    beat = heartbeat_from(lines(TRAIN, failed, start), cell=0, attempt=1, steps=10)
+    assert beat is not None
+    assert (beat.step, beat.message) == (0, "no checkpoint at step 6: the disk is full")
+    good = {"kind": "checkpoint", "attempt": 1, "step": 6, "path": "step-6"}
+    beat = heartbeat_from(lines(TRAIN, failed, start, good), cell=0, attempt=1, steps=10)
     assert beat is not None
     assert beat.message == ""

@@ -7,7 +7,7 @@ import pytest
 from islandctl.config.recipe import Recipe
 from islandctl.errors import UsageError
 from islandctl.planner.plan import Plan
-from islandctl.runs.sources import check_recipe, differences
+from islandctl.runs.sources import check_recipe, differences, script_notes
 
 from . import builders as make
 
@@ -33,6 +33,13 @@ def test_other_changes_are_told_and_not_taken_up() -> None:
     data["checkpoint"]["every"] = 7
     notes = check_recipe(plan(), lambda _: Recipe.model_validate(data), run="demo")
     assert "checkpoint.every: 100 → 7" in notes[0]
+
+
+def test_a_script_that_has_changed_is_told_and_not_taken_up() -> None:
+    sources = {"/own/r.yaml": "h", "/own/train.py": "h", "/site.yaml": "h"}
+    launched = make.plan().model_copy(update={"sources": sources, "files": {"train.py": "pass"}})
+    assert script_notes(launched, ["/own/r.yaml", "/site.yaml"]) == []
+    assert script_notes(launched, list(sources)) == ["/own/train.py has changed; the run keeps the one of its launch"]
 
 
 def test_many_differences_are_cut() -> None:

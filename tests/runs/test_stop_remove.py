@@ -14,8 +14,9 @@ import pytest
 
 from islandctl.config.paths import RunFolder
 from islandctl.errors import UnreachableError, UsageError
+from islandctl.relay.inprocess import InProcessRelay
 from islandctl.runs import record as records
-from islandctl.runs.record import CellRecord, RunRecord
+from islandctl.runs.record import CellRecord, KeptRecord, RunRecord
 from islandctl.runs.relay import make_secrets
 from islandctl.runs.remove import Removal, remove
 from islandctl.runs.stop import StopReport, stop, stop_unreadable
@@ -106,6 +107,31 @@ def test_a_finished_run_is_not_told_to_resume() -> None:
     lines = StopReport(run="demo", finished=True, checkpoint=40).lines
     assert lines == ["demo has finished", "newest joint checkpoint: step 40"]
     assert StopReport(run="demo", checkpoint=40).lines == ["newest joint checkpoint: step 40; islandctl resume demo"]
+
+
+def test_a_stop_after_the_budget_keeps_the_reason_and_hints_at_a_higher_one(tmp_path: Path) -> None:
+    made = run_of(tmp_path, {"east": "stopped", "west": "stopped"})
+    for cell in made.cells:
+        path = Path(cell.nodes[0].folder) / "exit.json"
+        path.write_text(json.dumps({"outcome": "stopped", "reason": "stopped by budget: 2 h of 2 h used"}))
+    report = stopped(made)
+    assert report.spent
+    assert records.load("demo").reason == "stopped by budget: 2 h of 2 h used"
+    told = report.model_copy(update={"checkpoint": 40}).lines[-1]
+    assert told == "newest joint checkpoint: step 40; islandctl resume demo --budget '…'"
+
+
+def test_a_second_stop_finds_the_newest_checkpoint_in_the_relays_file(tmp_path: Path) -> None:
+    folder = tmp_path / "relay"
+    folder.mkdir()
+    office = InProcessRelay("demo", "c", make.CELLS, 1)
+    for cell in (0, 1):
+        office.transport(cell).register_checkpoint(40, f"m{cell}", [0], 1)
+    entries = office.transport(0).entries(-1, 0.0)
+    (folder / "ledger.jsonl").write_text("".join(entry.model_dump_json() + "\n" for entry in entries))
+    relay = KeptRecord(name="relay", python="", code="", supervisor="", folder=str(folder / "node-0"))
+    made = run_of(tmp_path, {"east": "stopped", "west": "stopped"}, relay=relay, phase="stopped")
+    assert stopped(made).checkpoint == 40
 
 
 def test_remove_keeps_the_checkpoints_unless_told(tmp_path: Path) -> None:

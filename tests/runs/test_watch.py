@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from islandctl.relay.messages import CellStatus
-from islandctl.runs.cells import SILENT_AFTER_S
+from islandctl.runs.cells import FRESH_S, SILENT_AFTER_S
 from islandctl.runs.record import KeptRecord, RunRecord
 from islandctl.runs.status import Facts, Outcome, RunStatus
 from islandctl.runs.watch import combine
@@ -329,3 +329,97 @@ def test_a_run_that_its_budget_stopped_says_so_and_how_to_go_on() -> None:
     assert (view.state, view.detail) == ("stopped", reason)
     assert view.hint.startswith("islandctl resume ")
     assert "--budget" in view.hint
+
+
+def rates(status: RunStatus) -> list[float | None]:
+    return [cell.tokens_per_s for cell in status.cells]
+
+
+@pytest.mark.parametrize(
+    ("west", "state"),
+    [
+        (make.running(state="lost", orphans=False), "lost"),
+        (make.running(state="backoff", restarts=1), "restarting"),
+        (make.running(state="starting", supervisor_pid=8), "starting"),
+        (make.ended("stopped"), "stopped"),
+    ],
+)
+def test_a_cell_that_does_not_train_has_no_rate_and_the_run_no_eta(west: Any, state: str) -> None:
+    view = look(make.facts(west=make.node(1, west)))
+    assert view.cells[1].state == state
+    assert rates(view) == [200.0, None]
+    assert view.eta_s is None
+
+
+def test_a_cell_that_counts_as_away_is_said_to_be_away() -> None:
+    told = make.relay()
+    away = told.cells[1].model_copy(update={"away": True, "age_s": 55.0})
+    view = look(make.facts(relay=told.model_copy(update={"cells": (told.cells[0], away)})))
+    assert (view.cells[1].state, rates(view), view.eta_s) == ("away", [200.0, None], None)
+    assert (view.state, view.detail) == ("degraded", "west counts as away; the others wait for it")
+
+
+@pytest.mark.parametrize("word", ["training", "waiting"])
+def test_a_rate_holds_while_steps_come(word: str) -> None:
+    beats = {cell: make.heartbeat(cell, state=word, tokens_per_s=20.0) for cell in (0, 1)}  # a step takes 5 s
+    limit = FRESH_S + 3 * 5.0
+    assert rates(look(make.facts(relay=make.relay(beats, still_s=limit - 1)))) == [20.0, 20.0]
+    stuck = look(make.facts(relay=make.relay(beats, still_s=limit + 1)))
+    assert (rates(stuck), stuck.eta_s) == ([None, None], None)
+    assert stuck.cells[0].detail == ("no new step for 26 s" if word == "training" else "")
+    late = look(make.facts(relay=make.relay(beats, age_s=FRESH_S + 1, still_s=FRESH_S + 2)))
+    assert rates(late) == [None, None]
+
+
+def test_an_evaluation_makes_no_steps_and_keeps_the_rate() -> None:
+    beats = {cell: make.heartbeat(cell, state="evaluating") for cell in (0, 1)}
+    assert rates(look(make.facts(relay=make.relay(beats, still_s=500.0)))) == [200.0, 200.0]
+    silent = look(make.facts(relay=make.relay(beats, age_s=FRESH_S + 1, still_s=500.0)))
+    assert rates(silent) == [None, None]
+
+
+def from_files(age_s: float | None) -> RunStatus:
+    cells = [
+        make.node(cell, make.running(), heartbeat=make.heartbeat(cell), heartbeat_age_s=age_s) for cell in (0, 1)
+    ]
+    return look(make.facts(*cells, relay=None, relay_trouble="no answer"))
+
+
+def test_without_a_relay_files_tell_whether_the_cells_train_on() -> None:
+    on = from_files(2.0)
+    assert on.detail == "the relay does not answer; the cells train on: no answer"
+    assert (rates(on), on.eta_s) == ([200.0, 200.0], pytest.approx(30.0))
+    still = from_files(14.0)
+    assert still.detail == (
+        "the relay does not answer; not known to train on: east (nothing new in its files for 14 s), "
+        "west (nothing new in its files for 14 s): no answer"
+    )
+    assert {cell.state for cell in still.cells} == {"silent"}
+    assert (rates(still), still.eta_s) == ([None, None], None)
+
+
+def test_a_heartbeat_that_is_not_fresh_says_nothing_of_an_unreachable_node() -> None:
+    told = make.relay()
+    old = told.cells[1].model_copy(update={"age_s": 59.0})
+    told = told.model_copy(update={"cells": (told.cells[0], old)})
+    west = look(make.facts(west=make.node(1, trouble="no answer"), relay=told)).cells[1]
+    assert (west.state, west.detail) == ("unreachable", "no answer; its last heartbeat came 59 s ago")
+
+
+def test_a_stop_that_was_proven_stays_proven_when_a_host_is_switched_off() -> None:
+    gone = make.node(1, trouble="no route to host")
+    facts = make.facts(make.node(0, make.ended("stopped")), gone, relay=None, relay_state=make.ended("stopped"))
+    view = look(facts, make.record(phase="stopped", reason="stopped by hand"))
+    assert (view.state, view.detail) == ("stopped", "stopped by hand; west/local cannot be asked now")
+    assert view.hint == "islandctl resume demo"
+    through = look(facts, make.record(phase="stopped", reason="finished"))
+    assert (through.state, through.detail) == ("finished", "west/local cannot be asked now")
+    assert look(facts, make.record(phase="launched")).state == "degraded"
+
+
+def test_a_cell_without_checkpoints_is_amiss_and_says_what_to_do() -> None:
+    beats = {0: make.heartbeat(0), 1: make.heartbeat(1, message="no checkpoint at step 30: /data: No space left")}
+    view = look(make.facts(relay=make.relay(beats)))
+    assert (view.state, view.detail) == ("degraded", "west: no checkpoint at step 30: /data: No space left")
+    assert view.hint == "free space on west/local below /data; the next one is tried as planned"
+    assert view.eta_s is not None

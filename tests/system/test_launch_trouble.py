@@ -68,6 +68,11 @@ def test_a_node_that_is_not_fit(machine: Machine, small_disk: Path) -> None:
     )
     machine.site("west")
 
+    machine.changes = {"data": {"paths": ["/nowhere"]}}
+    refused(machine, "no-text", 4, "2 of 2 nodes: east/local: data.paths: '/nowhere' gives no file", "data.suffixes")
+    machine.changes = {"data": {"limit_bytes": "700 B"}}
+    refused(machine, "little-text", 4, "bytes of held-out text; one sequence needs 65", "raise data.limit_bytes")
+
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -30,7 +30,7 @@ def test_part_by_part_and_then_everything(machine: Machine) -> None:
     assert started.returncode == 0, started.stderr
     machine.until_joint("hurt", 40)
 
-    # the supervisor alone: its workers train on, and resume gives them a new one
+    # the supervisor alone: its workers train on, and resume gives them a new one, for which they save and end
     machine.kill("hurt", "supervisor.py", "/west/node-0")
     seen = machine.until("hurt", lambda seen: seen["cells"][1]["nodes"][0]["state"] == "lost")
     assert (seen["state"], seen["detail"]) == (
@@ -40,10 +40,13 @@ def test_part_by_part_and_then_everything(machine: Machine) -> None:
     assert seen["hint"] == "islandctl resume hurt starts again what has ended"
     mended = machine.islandctl("resume", "hurt", "--detach")
     assert mended.returncode == 0, mended.stderr
-    assert "west/local: starting its workers again" in mended.stderr
+    assert "west/local: its workers save, end and start again" in mended.stderr
     reached = max(steps_of(seen))
     machine.until("hurt", lambda seen: min(steps_of(seen)) > reached and seen["state"] in ("running", "waiting"))
     machine.until_joint("hurt", max(machine.joint_steps("hurt")) + 40)  # surely the work of the new life
+    assert len(machine.metrics("hurt", "west", "start")) == 2
+    steps = [line["step"] for line in machine.metrics("hurt", "west", "train")]
+    assert steps == sorted(set(steps))  # no step was done twice
 
     # the relay with its supervisor, as after a restart of the controller
     kill([*machine.find("hurt", "supervisor.py", "/relay/node-0"), *machine.find("hurt", "-m islandctl.relay")])

@@ -82,6 +82,8 @@ class Cell:
     def __init__(self, folder: Path, job: CellJob) -> None:
         self.folder, self.job = folder, job
         self.url = ""
+        self.script: list[str] = []
+        """A script of its own and its words, in place of the built-in loop."""
         self.process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True)
         self.write_job()
@@ -98,7 +100,7 @@ class Cell:
             env.pop(name, None)
         if self.url:
             env["ISLANDCTL_RELAY_URL"] = self.url
-        argv = [sys.executable, "-m", "islandctl.worker", str(self.folder)]
+        argv = [sys.executable, "-m", "islandctl.worker", str(self.folder), *self.script]
         if self.job.num_ranks > 1:
             torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={self.job.num_ranks}"]
             argv = [sys.executable, "-m", *torchrun, *argv[1:]]
@@ -241,6 +243,7 @@ class Run:
             "cells": names,
             "num_fragments": plan.exchange.fragments,
             "late": plan.exchange.late.model_dump(mode="json"),
+            "seeded": plan.exchange.warmup > 0,
         }
         (home / "relay.json").write_text(json.dumps(settings))
 

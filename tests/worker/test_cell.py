@@ -9,9 +9,9 @@ import torch
 from islandctl.config.job import CellJob
 from islandctl.errors import ConfigError
 from islandctl.worker.cell import Cell
-from islandctl.worker.data import read_text
 from islandctl.worker.outcome import NotFiniteError
 from islandctl.worker.parallel import Ranks
+from islandctl.worker.text import read_text
 
 from .rehearsal import recipe, write_text
 
@@ -65,9 +65,3 @@ def test_a_loss_that_is_no_number_stops_before_the_weights_are_touched(tmp_path:
 def test_fewer_sequences_than_ranks_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"training\.batch: 4 sequences cannot be shared by 5 ranks"):
         made(tmp_path, ranks=Ranks(0, 5, torch.device("cpu")))
-
-
-def test_state_keys_are_the_parameters_names(tmp_path: Path) -> None:
-    keys = made(tmp_path).tensors().keys()
-    assert {"model/embedding.weight", "optimizer/blocks.0.ffn.gate/exp_avg_sq"} <= keys
-    assert len(keys) == 4 * sum(key.startswith("model/") for key in keys)

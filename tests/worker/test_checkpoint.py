@@ -3,9 +3,6 @@
 import io
 import os
 import pickle
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -26,10 +23,12 @@ from islandctl.worker.checkpoint import (
     listing,
     prune,
     read_state,
+    unsaved,
     verify,
     write,
 )
 from islandctl.worker.parallel import Ranks
+from tests.disk import files_at_most, fill, mounted, needs_mount
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
@@ -44,7 +43,6 @@ def state(step: int = 10, attempt: int = 1) -> TrainingState:
         attempt=attempt,
         step=step,
         tokens=100,
-        cursor={"epoch": 0, "position": 5},
         versions=(1, 1),
         held_out_hash="h",
         bits_per_byte=((0, 8.0), (10, 3.0)),
@@ -216,22 +214,12 @@ def test_another_shape_or_missing_key_is_refused(tmp_path: Path) -> None:
         disk.load(one.path, {"model/other": torch.zeros(4, 3)}, one.files, ALONE)
 
 
-@contextmanager
-def files_at_most(num_bytes: int) -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 @pytest.mark.parametrize("num_bytes", [0, 2000, 9000])
 def test_where_the_disk_ends_the_last_good_one_stays(tmp_path: Path, num_bytes: int) -> None:
     good = saved(tmp_path)
     with files_at_most(num_bytes), pytest.raises(CheckpointError, match=r"cannot write|File too large"):
         saved(tmp_path, 20)
-    assert [path.name for path in tmp_path.iterdir()] == [good.path.name]
+    assert {path.name for path in tmp_path.iterdir()} == {good.path.name, ".failed-step-00000020-attempt-1"}
     assert pick(tmp_path) == verify(good, ALONE)
     assert saved(tmp_path, 20).step == 20
 
@@ -309,3 +297,33 @@ def test_only_what_is_older_than_the_kept_joint_ones_is_removed(tmp_path: Path) 
     saved(tmp_path, 35, attempt=2)
     prune(tmp_path, joint=[(1, 20), (2, 25), (2, 35)], keep=2)
     assert [(each.attempt, each.step) for each in listing(tmp_path)] == [(2, 35), (2, 25)]
+
+
+def test_of_what_a_cell_made_alone_the_newest_are_kept(tmp_path: Path) -> None:
+    for step in (10, 20, 30, 40, 50, 60):
+        saved(tmp_path, step)
+    alone = [(1, 30), (1, 40), (1, 50)]
+    assert prune(tmp_path, joint=[(1, 10), (1, 20)], keep=2, alone=alone[:2]) == []
+    assert prune(tmp_path, joint=[(1, 10), (1, 20)], keep=2, alone=alone) == [tmp_path / "step-00000030-attempt-1"]
+    assert [each.step for each in listing(tmp_path)] == [60, 50, 40, 20, 10]
+
+
+@needs_mount
+def test_that_the_last_one_could_not_be_written_is_known_to_the_next_life(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", 1 << 20) as disk:
+        folder = disk / "checkpoints"
+        saved(folder, 10)
+        assert unsaved(folder, 1) == ""
+        filler = fill(disk)
+        for step in (20, 30):
+            with pytest.raises(CheckpointError):
+                saved(folder, step)
+            assert unsaved(folder, 1) == f"no checkpoint at step {step}"  # there is no room for the reason
+        assert unsaved(folder, 2) == ""
+        filler.unlink()
+        saved(folder, 40)
+        assert unsaved(folder, 1) == ""
+        with files_at_most(1000), pytest.raises(CheckpointError) as caught:
+            saved(folder, 50)
+        assert unsaved(folder, 1) == f"no checkpoint at step 50: {caught.value.message}"
+        assert [one.step for one in listing(folder)] == [40, 10]

@@ -1,6 +1,9 @@
 """The text: found, split, dealt out; the cursor is exact."""
 
+import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +14,8 @@ from hypothesis import strategies as st
 
 from islandctl.config.recipe import DataRecipe
 from islandctl.errors import ConfigError
-from islandctl.worker.data import Sequences, held_out_sequences, permute, read_text
+from islandctl.worker.data import Sequences, held_out_sequences, permute
+from islandctl.worker.text import read_text
 
 
 @pytest.fixture
@@ -137,7 +141,7 @@ def test_a_restored_cursor_goes_on_exactly(batches: list[int], cut: int) -> None
     for batch in batches[:cut]:
         interrupted.take(batch)
     resumed = sequences()
-    resumed.restore(interrupted.state())
+    resumed.load_state_dict(interrupted.state_dict())
     for batch, want in zip(batches[cut:], expected[cut:], strict=True):
         assert torch.equal(resumed.take(batch), want)
 
@@ -160,3 +164,21 @@ def test_held_out_sequences_are_spread_and_predict_every_byte_once() -> None:
     assert rows[:, 0].tolist() == [0, 60, 120, 180]
     assert torch.equal(rows[0], torch.arange(11))
     assert held_out_sequences(text, sequence=10, count=999).shape == (math.floor(249 / 10), 11)
+
+
+def test_what_a_launch_asks_is_what_the_workers_would_meet(folder: Path) -> None:
+    def ask(num_cells: int = 2, **more: object) -> dict[str, object]:
+        data = recipe(folder, **more).model_dump(mode="json")
+        given = json.dumps({"data": data, "sequence": 32, "num_cells": num_cells})
+        command = [sys.executable, "-X", "importtime", "-m", "islandctl.worker.preflight"]
+        done = subprocess.run(command, input=given, capture_output=True, text=True, check=True)
+        assert not [line for line in done.stderr.splitlines() if line.endswith(" torch")]  # it takes seconds
+        return dict(json.loads(done.stdout.splitlines()[-1]))
+
+    text = read_text(recipe(folder), sequence=32)
+    size = len(text.training) + len(text.held_out)
+    assert ask() == {"files": 60, "bytes": size, "held_out": text.held_out_hash}
+    told = ask(limit_bytes="100 B")
+    assert "bytes of held-out text; one sequence needs 33" in str(told["error"])
+    assert "raise data.limit_bytes (it is 100)" in str(told["hint"])
+    assert "fewer than the 5000 cells" in str(ask(num_cells=5000)["error"])

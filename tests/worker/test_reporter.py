@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from islandctl.config.recipe import Late
+from islandctl.config.exchange import Late
 from islandctl.errors import RelayError, UnreachableError
 from islandctl.ledger.entries import Checkpoint, Entry
 from islandctl.relay.inprocess import InProcessRelay, InProcessTransport
@@ -15,6 +15,7 @@ from islandctl.worker import reporter as module
 from islandctl.worker.checkpoint import Saved
 from islandctl.worker.reporter import Reporter, registered
 
+from ..ledger.builders import Book
 from .rehearsal import until
 
 BEAT = Heartbeat(attempt=1, cell=0, state="starting", step=0, steps=9, tokens=0, tokens_per_s=0.0, held_out_hash="h")
@@ -165,3 +166,51 @@ def test_a_spent_budget_stops_all_cells_through_the_relay_and_a_cell_alone_by_it
     assert [stop.reason for stop in stops] == ["stopped by budget"]
     for each in (one, alone):
         each.close(wait_s=0.0)
+
+
+def test_what_an_earlier_life_could_not_save_is_told_until_a_checkpoint_is_good(
+    link: Flaky, relay: InProcessRelay, tmp_path: Path
+) -> None:
+    note = tmp_path / ".failed-step-00000020-attempt-1"
+    note.write_text("disk: No space left")
+    one = Reporter(link, BEAT, num_cells=2, checkpoints=tmp_path, keep=1)
+
+    def says(text: str) -> bool:
+        return (told := beat(relay)) is not None and told.message == text
+
+    until(lambda: says("no checkpoint at step 20: disk: No space left"), "the note")
+    one.register(on_disk(tmp_path, 10), (0,))  # the one that this life began with
+    one.update(message="waits for somebody")
+    until(lambda: says("waits for somebody"), "the message")
+    one.update(message="")
+    until(lambda: says("no checkpoint at step 20: disk: No space left"), "the note again")
+    note.unlink()
+    one.register(on_disk(tmp_path, 30), (0,))
+    until(lambda: says(""), "the note's end")
+    one.close(wait_s=0.0)
+
+
+def test_what_is_made_while_another_cell_is_away_does_not_pile_up(tmp_path: Path) -> None:
+    class Away:
+        """A relay at which the other cell does not take part any more."""
+
+        def __init__(self) -> None:
+            self.book = Book()
+
+        def heartbeat(self, heartbeat: Heartbeat) -> None: ...
+
+        def register_checkpoint(self, step: int, manifest: str, versions: Sequence[int], attempt: int) -> None:
+            self.book.checkpoint(0, step, manifest)
+            if step > 20:
+                self.book.alone()
+            else:
+                self.book.checkpoint(1, step)
+
+        def entries(self, after: int, wait_s: float) -> Sequence[Entry]:
+            return self.book.entries[after + 1 :]
+
+    one = Reporter(Away(), BEAT, num_cells=2, checkpoints=tmp_path, keep=2)
+    for step in range(10, 100, 10):
+        one.register(on_disk(tmp_path, step), (0, 0))
+    assert one.close(wait_s=5.0)
+    assert sorted(int(path.name[5:13]) for path in tmp_path.iterdir()) == [10, 20, 80, 90]

@@ -1,0 +1,82 @@
+"""The plan of a script of the user's own: who runs where, and what the links carry. The rest it cannot know."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from blake3 import blake3
+
+from islandctl.config.codec import FACTS, body_bytes
+from islandctl.config.load import Loaded
+from islandctl.config.recipe import Recipe
+from islandctl.config.site import SiteProfile
+from islandctl.config.units import bytes_text, seconds_text
+from islandctl.planner.budget import budget_finding
+from islandctl.planner.catalogue import accelerator
+from islandctl.planner.cost import cost_finding, cost_per_hour
+from islandctl.planner.findings import merged
+from islandctl.planner.limits import not_yet
+from islandctl.planner.plan import CellPlan, Finding, Plan, Totals, config_hash
+
+
+def plan_of_script(recipe: Loaded[Recipe], sites: Sequence[Loaded[SiteProfile]], cells: tuple[CellPlan, ...]) -> Plan:
+    """Everything that launch needs, and an honest finding for what nobody has told."""
+    value = recipe.value
+    known = [(site.value, accelerator(site)) for site in sites]
+    folder = os.path.dirname(os.path.abspath(recipe.path))
+    plan = Plan(
+        recipe=value,
+        sites=tuple(site.value for site in sites),
+        cells=cells,
+        config_hash=config_hash(value, tuple(cell.name for cell in cells), recipe.files),
+        sources={
+            os.path.abspath(recipe.path): recipe.text_hash,
+            **{os.path.abspath(site.path): site.text_hash for site in sites},
+            **{os.path.join(folder, name): blake3(text.encode()).hexdigest() for name, text in recipe.files.items()},
+        },
+        files=recipe.files,
+        parameters_total=value.worker.parameters,
+        parameters_active=value.worker.parameters,
+        estimates=(),
+        totals=Totals(
+            tokens=value.training.steps * value.training.batch * value.training.sequence * len(cells),
+            cost_per_hour=cost_per_hour(known, (), (), (0.0, 0.0, 0.0)),
+        ),
+        feasible=True,
+    )
+    unknown = Finding(
+        level="warn",
+        place="worker.command",
+        text="a script trains: what it needs of memory and time is not known to the plan",
+    )
+    found = [unknown, *_links(plan), *cost_finding(known), *not_yet(plan)]
+    if (budget := budget_finding(plan)) is not None:
+        found.append(budget)
+    feasible = all(finding.level != "fail" for finding in found)
+    return plan.model_copy(update={"findings": merged(found), "feasible": feasible})
+
+
+def _links(plan: Plan) -> list[Finding]:
+    """How long each site's link is busy in every window."""
+    exchange, parameters = plan.recipe.exchange, plan.recipe.worker.parameters
+    if exchange.mode == "none":
+        return []
+    if parameters is None:
+        text = "without the number of parameters it is not known what the links carry"
+        return [Finding(level="warn", place="exchange", text=text, hint="set worker.parameters")]
+    found = []
+    for site in plan.sites:
+        num_here = sum(cell.site == site.name for cell in plan.cells)
+        # What goes as bf16 whatever the codec is not counted apart: few values do.
+        up = num_here * body_bytes(exchange.codec, exchange.block or FACTS[exchange.codec].block, parameters)
+        down = up * (1 if exchange.mode == "butterfly" else len(plan.cells) - 1)
+        emulate = plan.recipe.relay.emulate
+        most = emulate.bandwidth * num_here if emulate else float("inf")
+        busy_s = 8 * max(up / min(site.wan.up, most), down / min(site.wan.down, most))
+        text = (
+            f"every window of {exchange.window} steps sends about {bytes_text(up)} and fetches {bytes_text(down)}: "
+            f"{seconds_text(busy_s)} of the link; the step time is not known"
+        )
+        found.append(Finding(level="ok", place=f"site {site.name}", text=text))
+    return found

@@ -1,0 +1,93 @@
+"""Rent, expand or own: the sums by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from islandctl.errors import UsageError
+from islandctl.planner.change import Case
+from islandctl.planner.compare import MONTH_HOURS, Compared
+from islandctl.planner.make import compare_plans, make_plan
+
+OWN = {"gpu": "30000 USD", "power": "1000 W", "power_price": "0.10 USD/kWh", "pue": 1.5, "admin_rate": "100 USD/h"}
+
+
+@pytest.fixture
+def compared(recipe: Any, site: Any) -> Any:
+    def make(*names: str, share: float = 0.25, **changes: Any) -> Compared:
+        sites = [site(name, **{"measured__step": "1 s", "price__gpu": "3 USD/h", **changes}) for name in names]
+        return compare_plans([Case(recipe(), sites)], share)
+
+    return make
+
+
+def test_rent_is_the_plans_own_cost(compared: Any, recipe: Any, site: Any) -> None:
+    told = compared("a", "b")
+    (rent,) = told.ways
+    plan = make_plan(recipe(), [site(name, measured__step="1 s", price__gpu="3 USD/h") for name in "ab"])
+    assert plan.cost_per_hour is not None
+    assert plan.totals.cost_per_billion_tokens is not None
+    assert rent.used_usd_per_hour == plan.cost_per_hour.value == 2 * 16 * 3
+    assert rent.continuous.usd_per_month == pytest.approx(96 * MONTH_HOURS)
+    assert rent.continuous.usd_per_billion_tokens == pytest.approx(plan.totals.cost_per_billion_tokens.value)
+    assert rent.seasonal.usd_per_month == pytest.approx(24 * MONTH_HOURS)
+    assert (rent.way, rent.capital_usd, told.cheapest) == ("rent", 0, 0)
+
+
+def test_owning_by_hand(compared: Any) -> None:
+    told = compared("a", "b", purchase=OWN)
+    rent, own = told.ways
+    assert (rent.way, own.way) == ("rent", "own")
+    assert own.capital_usd == 32 * 30_000
+    assert own.written_off_usd_per_month == pytest.approx(32 * 30_000 / 48)
+    load = 32 * 1.5 * 0.10  # US$ an hour under load
+    assert own.fixed_usd_per_month == pytest.approx(2 * 40 * 100 + MONTH_HOURS * 0.25 * load)
+    assert own.used_usd_per_hour == pytest.approx(0.75 * load)
+    month = own.written_off_usd_per_month + 8000 + MONTH_HOURS * load
+    assert own.continuous.usd_per_month == pytest.approx(month)
+    saved = MONTH_HOURS * (96 - load) - 8000
+    assert own.pays_after_months == pytest.approx(960_000 / saved)
+    assert own.pays_after_months_seasonal is not None
+    assert own.pays_after_months_seasonal > own.pays_after_months
+    assert own.pays_from_use is not None
+    at = own.pays_from_use * MONTH_HOURS
+    assert at * rent.used_usd_per_hour == pytest.approx(
+        own.written_off_usd_per_month + own.fixed_usd_per_month + at * own.used_usd_per_hour
+    )
+    assert told.cheapest == 1
+
+
+def test_what_is_there_already_is_not_bought(compared: Any) -> None:
+    _, own = compared("a", "b", purchase={**OWN, "owned": 12}).ways
+    assert (own.way, own.capital_usd) == ("expand", 2 * 4 * 30_000)
+
+
+def test_a_purchase_that_never_pays(compared: Any) -> None:
+    _, own = compared("a", "b", purchase={**OWN, "gpu": "9e6 USD", "admin_hours": 9000}).ways
+    assert (own.pays_after_months, own.pays_after_months_seasonal, own.pays_from_use) == (None, None, None)
+
+
+def test_sets_are_held_against_one_another(recipe: Any, site: Any) -> None:
+    dear = [site(name, measured__step="1 s", price__gpu="9 USD/h") for name in "ab"]
+    cheap = [site("c", measured__step="1 s", price__gpu="2 USD/h")]
+    small = [site("d", measured__step="1 s", price__gpu="1 USD/h", gpu__memory="1 GB")]
+    told = compare_plans([Case(recipe(), sites) for sites in (dear, cheap, small)], 0.5)
+    assert [way.sites for way in told.ways] == [("a", "b"), ("c",), ("d",)]
+    assert [way.feasible for way in told.ways] == [True, True, False]
+    assert told.cheapest == 1
+
+
+def test_without_any_price_there_is_nothing_to_compare(recipe: Any, site: Any) -> None:
+    sites = [site(name, gpu__type="X1", gpu__memory="80 GB", gpu__bf16="100 TFLOP/s") for name in "ab"]
+    with pytest.raises(UsageError, match="no site has a price"):
+        compare_plans([Case(recipe(), sites)], 0.5)
+    bought = [site(name, gpu__type="X1", gpu__memory="80 GB", gpu__bf16="1 TFLOP/s", purchase=OWN) for name in "ab"]
+    told = compare_plans([Case(recipe(), bought)], 0.5)
+    assert [way.way for way in told.ways] == ["own"]
+    assert told.missing == ("a, b: renting is left out, a price is not known (price.gpu)",)
+    no_power = {key: value for key, value in OWN.items() if key != "power"}
+    unknown = [site(name, gpu__type="X1", gpu__memory="80 GB", purchase=no_power) for name in "ab"]
+    with pytest.raises(UsageError, match="the power of X1 is not known"):
+        compare_plans([Case(recipe(), unknown)], 0.5)

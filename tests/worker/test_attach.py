@@ -1,0 +1,327 @@
+"""``islandctl.attach`` with known update sequences, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import islandctl
+from islandctl.errors import ConfigError, ExchangeError, IslandError, RelayError, UsageError
+
+from .small import STEPS, model, one_step, same, settings, train, values
+
+pytestmark = pytest.mark.timeout(60)
+Seen = dict[tuple[int, int], dict[str, Tensor]]
+
+
+def watched() -> tuple[Seen, Any]:
+    seen: Seen = {}
+
+    def watch(cell: int, done: int, net: nn.Module) -> None:
+        seen[cell, done] = values(net)
+
+    return seen, watch
+
+
+def diloco(num_cells: int, fragment_of: dict[str, int], num_fragments: int) -> Seen:
+    """Streaming DiLoCo (arXiv 2501.18512) without overlap, as published; with one fragment DiLoCo (2311.08105).
+
+    Every fragment has its own anchor and Nesterov momentum; fragment p of P is exchanged ⌊(p + 1)·W/P⌋ steps into
+    every window of W. Written with whole tensors, from the papers alone.
+    """
+    window, lr, momentum = 4, 0.7, 0.9
+    nets = [model() for _ in range(num_cells)]
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9) for net in nets]
+    anchor = values(nets[0])
+    buffer = {name: torch.zeros_like(value) for name, value in anchor.items()}
+    seen: Seen = {}
+    for done in range(1, STEPS + 1):
+        for cell, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True)):
+            one_step(net, optimizer, cell, done - 1)
+        due = [p for p in range(num_fragments) if (done - (p + 1) * window // num_fragments) % window == 0]
+        for name in (name for name, fragment in fragment_of.items() if fragment in due):
+            gradient = sum(anchor[name] - dict(net.named_parameters())[name].detach() for net in nets) / num_cells
+            buffer[name] = momentum * buffer[name] + gradient
+            anchor[name] = anchor[name] - lr * (gradient + momentum * buffer[name])
+            for net in nets:
+                dict(net.named_parameters())[name].data.copy_(anchor[name])
+        for cell, net in enumerate(nets):
+            seen[cell, done] = values(net)
+    return seen
+
+
+def close(one: Seen, other: Seen) -> None:
+    assert one.keys() == other.keys()
+    for key in one:
+        for name in one[key]:
+            torch.testing.assert_close(one[key][name], other[key][name], rtol=1e-5, atol=1e-6)
+
+
+def test_one_cell_that_takes_its_own_steps_is_plain_training_bit_for_bit() -> None:
+    seen, watch = watched()
+    exchange = settings(outer={"lr": 1.0, "momentum": 0.0}, overlap=2)
+    (end,) = islandctl.run_cells(train(exchange, watch=watch), 1, exchange)
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    for step in range(STEPS):
+        one_step(net, optimizer, 0, step)
+        assert same(seen[0, step + 1], values(net)), f"step {step + 1}"
+    assert same(end, values(net))
+
+
+def test_one_fragment_without_overlap_is_diloco() -> None:
+    seen, watch = watched()
+    exchange = settings()
+    islandctl.run_cells(train(exchange, finish=False, watch=watch), 2, exchange)
+    close(seen, diloco(2, dict.fromkeys(values(model()), 0), 1))
+    for done in range(4, STEPS + 1, 4):
+        assert same(seen[0, done], seen[1, done])
+
+
+@pytest.mark.parametrize("apply", ["carry", "blend"])
+def test_fragments_without_overlap_are_streaming_diloco(apply: str) -> None:
+    seen, watch = watched()
+    exchange = settings(fragments=3, window=4, apply=apply, alpha=0.0)
+    islandctl.run_cells(train(exchange, finish=False, watch=watch), 3, exchange)
+    fragments = {name: {"0": 0, "2": 1, "4": 2}[name.split(".")[0]] for name in values(model())}
+    close(seen, diloco(3, fragments, 3))
+
+
+def test_pairs_without_overlap_are_plain_gossip() -> None:
+    """Every window partners take their mean, bit after bit of their numbers; the end is the mean of all."""
+    seen, watch = watched()
+    exchange = settings(mode="butterfly", codec="fp32", overlap=0, fragments=1, outer={})
+    ends = islandctl.run_cells(train(exchange, watch=watch), 4, exchange)
+    nets = [model() for _ in range(4)]
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9) for net in nets]
+    expected: Seen = {}
+    for done in range(1, STEPS + 1):
+        for cell, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True)):
+            one_step(net, optimizer, cell, done - 1)
+        if done % exchange.window == 0:
+            before = [values(net) for net in nets]
+            for cell, net in enumerate(nets):
+                other = cell ^ (1 << (done // exchange.window - 1) % 2)
+                for name, parameter in net.named_parameters():
+                    parameter.data.copy_((before[cell][name] + before[other][name]) / 2)
+        expected |= {(cell, done): values(net) for cell, net in enumerate(nets)}
+    close(seen, expected)
+    last = [expected[cell, STEPS] for cell in range(4)]
+    for name, end in ends[0].items():
+        assert all(torch.equal(end, other[name]) for other in ends[1:])
+        torch.testing.assert_close(end, torch.stack([one[name] for one in last]).mean(0), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+def test_twice_the_same_gives_the_same_bits_also_with_the_process_s_own_random_numbers(codec: str) -> None:
+    exchange = settings(codec=codec, overlap=1, fragments=2)
+
+    def loop(place: Any) -> dict[str, Tensor]:
+        net = model()
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+        island = islandctl.attach(net, optimizer, transport=place, steps=STEPS, tokens_per_step=8)
+        for step in island.steps():
+            one_step(net, optimizer, place.cell, step)
+            with torch.no_grad():
+                for parameter in net.parameters():
+                    parameter.add_(torch.randn(parameter.shape), alpha=1e-3)  # from the one generator of all cells
+            island.step()
+        island.finish()
+        return values(net)
+
+    ends = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        ends.append(islandctl.run_cells(loop, 4, exchange))
+    assert all(same(one, ends[0][0]) for end in ends for one in end)
+
+
+def test_saved_in_the_middle_and_gone_on_it_is_the_same_run() -> None:
+    exchange = settings(codec="int8", overlap=2, fragments=2)
+    whole = islandctl.run_cells(train(exchange), 2, exchange)
+
+    def loop(place: Any) -> dict[str, Tensor]:
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        journal = islandctl.MemoryJournal()
+        kinds: dict[str, Any] = {"transport": place, "steps": STEPS, "tokens_per_step": 8, "journal": journal}
+        first = islandctl.attach(net, optimizer, **kinds)
+        for step in first.steps():
+            one_step(net, optimizer, place.cell, step)
+            if first.step() == 5:
+                break
+        saved = (values(net), optimizer.state_dict(), first.state_dict())
+        first.close()
+
+        again = model()
+        again.load_state_dict(saved[0])
+        optimizer = torch.optim.SGD(again.parameters(), lr=0.1, momentum=0.9)
+        optimizer.load_state_dict(saved[1])
+        second = islandctl.attach(again, optimizer, **kinds)
+        second.load_state_dict(saved[2])
+        for step in second.steps():
+            assert step >= 5
+            one_step(again, optimizer, place.cell, step)
+            second.step()
+        assert second.finish()
+        assert second.tokens == 8 * STEPS
+        return values(again)
+
+    assert [same(a, b) for a, b in zip(islandctl.run_cells(loop, 2, exchange), whole, strict=True)] == [True, True]
+
+
+def test_metrics_tell_of_the_rounds() -> None:
+    exchange = settings(fragments=2)
+
+    def loop(place: Any) -> dict[str, Any]:
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        island = islandctl.attach(net, optimizer, transport=place, steps=STEPS)
+        for step in island.steps():
+            island.step(tokens=7, loss=one_step(net, optimizer, place.cell, step))
+        assert island.evaluate(lambda: 2.5) == 2.5
+        assert island.finish()
+        return {**island.metrics(), "tokens": island.tokens, "evaluated": island.evaluated}
+
+    told = islandctl.run_cells(loop, 2, exchange)[1]
+    assert told["rounds_applied"] == 2 * STEPS // 4 + 2
+    assert told["bytes_up"] > 0
+    assert (told["tokens"], told["evaluated"]) == (7 * STEPS, [(STEPS, 2.5)])
+
+
+# What is refused
+
+
+def refused(loop: Any, num_cells: int = 1, exchange: Any = None) -> IslandError:
+    with pytest.raises(IslandError) as caught:
+        islandctl.run_cells(loop, num_cells, exchange or settings())
+    assert "\n" not in caught.value.message
+    return caught.value
+
+
+def attached(place: Any, net: nn.Module, **changes: Any) -> Any:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    return islandctl.attach(net, optimizer, **{"transport": place, "steps": STEPS, "tokens_per_step": 1} | changes)
+
+
+def test_attach_without_a_launch_and_without_a_transport() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with pytest.raises(UsageError, match="not started by islandctl launch") as caught:
+        islandctl.attach(net, optimizer)
+    assert "worker.command" in caught.value.hint
+    with pytest.raises(UsageError, match="steps is given, but no transport"):
+        islandctl.attach(net, optimizer, steps=3)
+
+
+def test_cells_with_different_models_are_refused_by_the_parameter_s_name() -> None:
+    touched = []
+
+    def loop(place: Any) -> None:
+        net = model(width=5 + place.cell)
+        before = values(net)
+        try:
+            island = attached(place, net)
+            for _ in island.steps():
+                island.step()
+        finally:
+            touched.append(not same(before, values(net)))
+
+    error = refused(loop, 2)
+    assert isinstance(error, RelayError)
+    assert error.code == "model"
+    assert "parameter '0.bias': its shape is (5,) in cell-0, its shape is (6,) in cell-1" in error.message
+    assert touched == [False, False]
+
+
+def test_a_value_that_is_no_number_is_named_before_it_is_sent() -> None:
+    def loop(place: Any) -> None:
+        net = model()
+        island = attached(place, net)
+        for step in island.steps():
+            if step == 3:
+                with torch.no_grad():
+                    net[2].weight[1, 1] = math.nan
+            island.step()
+
+    error = refused(loop)
+    assert isinstance(error, ExchangeError)
+    assert "parameter '2.weight' holds a value that is not finite" in error.message
+
+
+def test_an_optimizer_of_another_model() -> None:
+    def loop(place: Any) -> None:
+        islandctl.attach(model(), torch.optim.SGD(model().parameters(), lr=0.1), transport=place, steps=3)
+
+    assert "the optimizer holds a parameter of shape (5, 4)" in refused(loop).message
+
+
+def test_step_after_finish_and_after_the_last() -> None:
+    def after_finish(place: Any) -> None:
+        island = attached(place, model(), steps=1)
+        for _ in island.steps():
+            island.step()
+        island.finish()
+        island.step()
+
+    def after_last(place: Any) -> None:
+        island = attached(place, model(), steps=1)
+        island.step()
+        island.step()
+
+    def too_early(place: Any) -> None:
+        attached(place, model()).finish()
+
+    def forgotten(place: Any) -> None:
+        for _ in attached(place, model()).steps():
+            pass
+
+    assert "after island.finish()" in refused(after_finish).message
+    assert "after the last of 1 steps" in refused(after_last).message
+    assert "0 of 12 steps" in refused(too_early).message
+    assert "was not called in step 1" in refused(forgotten).message
+
+
+def test_a_relay_of_another_exchange() -> None:
+    def loop(place: Any) -> None:
+        attached(place, model(), exchange={"window": 8, "fragments": 1})
+
+    error = refused(loop)
+    assert isinstance(error, ConfigError)
+    assert "was made for another exchange" in error.message
+
+
+def test_what_is_no_place_at_a_relay() -> None:
+    error = refused(lambda place: attached(object(), model(), exchange=settings()))
+    assert error.message == "attach: a object is no cell's place at a relay"
+
+
+def test_the_others_wait_for_the_first_cell_s_warm_up() -> None:
+    exchange = settings(warmup=3)
+    seen: dict[int, list[int]] = {0: [], 1: []}
+    ends = islandctl.run_cells(train(exchange, watch=lambda cell, done, _: seen[cell].append(done)), 2, exchange)
+    assert same(*ends)
+    assert seen == {0: list(range(1, STEPS + 1)), 1: list(range(4, STEPS + 1))}
+
+
+def test_an_exchange_with_a_wrong_key() -> None:
+    error = refused(lambda place: attached(place, model(), exchange={"windows": 8}))
+    assert error.message == "attach: exchange: windows: unknown key 'windows'; did you mean 'window'?"
+
+
+def test_more_fragments_than_blocks() -> None:
+    error = refused(lambda place: attached(place, model()), exchange=settings(fragments=4))
+    assert "exchange.fragments: 4 is more than the model's 3 blocks" in error.message
+
+
+def test_the_package_itself_needs_no_torch() -> None:
+    code = "import sys, islandctl; assert 'torch' not in sys.modules; islandctl.attach; assert 'torch' in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 0
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = islandctl.nothing  # type: ignore[attr-defined]
