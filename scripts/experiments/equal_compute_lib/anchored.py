@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from islandctl.exchange.outer import nesterov, weighted_mean
+from islandctl.config.exchange import Outer
+from islandctl.exchange.outer import Average, OuterState, outer_optimizer, weighted_mean
 from islandctl.exchange.schedule import Schedule
 from scripts.experiments.equal_compute_lib.cells import Cells, Chunks, cosine
 from scripts.experiments.equal_compute_lib.model import Values
@@ -53,7 +54,10 @@ class AnchoredExchange:
         self.schedule = Schedule(steps, settings.window, settings.fragments, settings.overlap)
         fragments, cells = range(settings.fragments), range(self._cells.num_cells)
         self.anchor = [self._cells.gather(0, p) for p in fragments]
-        self.momentum = [_zeros(anchor) for anchor in self.anchor]
+        self._outer = outer_optimizer(Outer(lr=settings.outer_lr, momentum=settings.outer_momentum))
+        self.outer: list[dict[int, OuterState]] = [
+            {c: self._outer.first_state(len(value)) for c, value in anchor.items()} for anchor in self.anchor
+        ]
         self.residual = [[_zeros(anchor) for anchor in self.anchor] for _ in cells]
         self._tokens = [[0] * settings.fragments for _ in cells]
         self._flights: list[Flight | None] = [None] * settings.fragments
@@ -79,7 +83,8 @@ class AnchoredExchange:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """The final rounds: exact averages, residuals included. All cells end with the anchor."""
+        """What is in flight, then exact averages, residuals included. All cells end with the anchor."""
+        self._settle()
         for p in range(self._settings.fragments):
             self._begin(p, self.schedule.final_window)
             self._resolve(p)
@@ -122,13 +127,8 @@ class AnchoredExchange:
                 sent[cell][c] = self._cells.send(vectors[c], chunk, cell, flight.window, exact=final)
             mean = weighted_mean([each[c] for each in sent], flight.tokens)
             plain = final or not any(flight.tokens)
-            self.anchor[p][c], self.momentum[p][c] = nesterov(
-                self.anchor[p][c],
-                self.momentum[p][c],
-                mean,
-                lr=1.0 if plain else self._settings.outer_lr,
-                decay=0.0 if plain else self._settings.outer_momentum,
-            )
+            optimizer = Average() if plain else self._outer
+            self.anchor[p][c], self.outer[p][c] = optimizer.step(self.anchor[p][c], self.outer[p][c], mean)
         if len(sent) > 1 and not final:
             self.link.cosines.append(cosine(sent[0], sent[1]))
         for cell, vectors in enumerate(flight.vectors):

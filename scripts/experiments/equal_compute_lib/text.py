@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from islandctl.config.recipe import DataRecipe
-from islandctl.worker.data import Sequences, Text, held_out_sequences, read_text
+from islandctl.worker.data import Sequences, held_out_sequences
+from islandctl.worker.text import Text, read_text
 from scripts.experiments.equal_compute_lib.settings import Run
 
 
