@@ -1,0 +1,134 @@
+"""The command line: run arms, try settings, write the table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from islandctl.errors import IslandError
+from scripts.experiments.equal_compute_lib.arms import ARMS, Arm, other
+from scripts.experiments.equal_compute_lib.cache import Cache
+from scripts.experiments.equal_compute_lib.report import row_of
+from scripts.experiments.equal_compute_lib.settings import Run
+from scripts.experiments.equal_compute_lib.table import write
+
+ROOT = Path(__file__).resolve().parents[3]
+RESULTS = ROOT / "docs" / "results"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code."""
+    options = _parser().parse_args(arguments)
+    cache = Cache(options.results / "equal_compute")
+    try:
+        return int(options.what(options, cache))
+    except (IslandError, ValueError, FloatingPointError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="equal_compute", description=__doc__)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of tables and kept runs (docs/results)")
+    commands = parser.add_subparsers(required=True, metavar="run | try | table | list")
+
+    run = commands.add_parser("run", help="train what is missing of some arms, or of all, then write the table")
+    run.add_argument("arms", nargs="*", metavar="ARM", help="names as `list` gives them; none: all")
+    run.add_argument("--seeds", help="other seeds, as 3,4,5")
+    run.add_argument("--text", help="other text: a folder, file or glob")
+    run.set_defaults(what=_run)
+
+    attempt = commands.add_parser("try", help="train once with the settings given, as `steps=200 exchange.window=25`")
+    attempt.add_argument("settings", nargs="*", metavar="KEY=VALUE")
+    attempt.set_defaults(what=_try)
+
+    commands.add_parser("table", help="write the table from what is kept").set_defaults(what=_table)
+    commands.add_parser("list", help="list the arms").set_defaults(what=_list)
+    return parser
+
+
+def _run(options: argparse.Namespace, cache: Cache) -> int:
+    unknown = set(options.arms) - {arm.name for arm in ARMS}
+    if unknown:
+        raise ValueError(f"no arm named {', '.join(sorted(unknown))}; `equal_compute list` lists them")
+    seeds = tuple(int(seed) for seed in options.seeds.split(",")) if options.seeds else None
+    arms = [other(arm, options.text, seeds) for arm in ARMS]
+    wanted = [arm for arm in arms if not options.arms or arm.name in options.arms]
+    bases = {arm.against for arm in wanted}
+    for arm in arms:
+        if arm in wanted or arm.name in bases:
+            fill(arm, cache)
+            write(arms, cache, options.results)
+    return 0
+
+
+def fill(arm: Arm, cache: Cache) -> None:
+    """Rates from the lowest with the first seed, until one is worse than the one before; the best with all seeds."""
+    best = math.inf
+    for rate in sorted(arm.rates):
+        found = _one(arm, next(arm.runs(rate)), cache)
+        if found > best:
+            break
+        best = found
+    row = row_of(arm, cache)
+    if row is not None:
+        for run in arm.runs(row.rate):
+            _one(arm, run, cache)
+
+
+def _one(arm: Arm, run: Run, cache: Cache) -> float:
+    """Bits per byte; infinite when it diverged."""
+    place = f"{arm.name}, rate {run.inner.lr}, seed {run.seed}"
+    try:
+        result = cache.result(run, lambda line: print(f"{place}: {line}", flush=True))
+    except FloatingPointError as error:
+        print(f"{place}: {error}", flush=True)
+        return math.inf
+    found = float(result["bits_per_byte"])
+    print(f"{place}: {found:.4f} bits per byte", flush=True)
+    return found
+
+
+def _try(options: argparse.Namespace, cache: Cache) -> int:
+    run = parse(options.settings)
+    result = cache.result(run, lambda line: print(line, file=sys.stderr, flush=True))
+    print(json.dumps({"settings": run.told(), "result": result}, indent=1))
+    return 0
+
+
+def _table(options: argparse.Namespace, cache: Cache) -> int:
+    write(ARMS, cache, options.results)
+    return 0
+
+
+def _list(options: argparse.Namespace, cache: Cache) -> int:
+    for arm in ARMS:
+        print(f"{arm.name:28} {arm.title}")
+    return 0
+
+
+def parse(settings: Sequence[str]) -> Run:
+    """A run from ``key=value`` words; values are JSON or plain words.
+
+    Raises:
+        ValueError: a word without ``=``, an unknown key, or a value that does not fit.
+    """
+    tree: dict[str, Any] = {}
+    for word in settings:
+        path, equals, text = word.partition("=")
+        if not equals:
+            raise ValueError(f"'{word}' is not KEY=VALUE")
+        place = tree
+        *outer, last = path.split(".")
+        for name in outer:
+            place = place.setdefault(name, {})
+        try:
+            place[last] = json.loads(text)
+        except json.JSONDecodeError:
+            place[last] = text
+    return Run.model_validate(tree)

@@ -1,0 +1,75 @@
+"""Writes docs/results: the table between its two marks, the plot, and the figures as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from scripts.experiments.equal_compute_lib.arms import Arm
+from scripts.experiments.equal_compute_lib.cache import Cache, commit
+from scripts.experiments.equal_compute_lib.plot import plot
+from scripts.experiments.equal_compute_lib.report import Figure, Row, ratio, row_of
+
+BEGIN, END = "<!-- table -->", "<!-- /table -->"
+COMMAND = "scripts/experiments/equal_compute run"
+TARGETS = {"two_site_ratio": "two-site-shampoo", "butterfly_ratio": "butterfly"}
+
+
+def write(arms: Sequence[Arm], cache: Cache, folder: Path) -> None:
+    """Write everything that ``cache`` holds of the arms."""
+    rows = {arm.name: row for arm in arms if (row := row_of(arm, cache)) is not None}
+    ratios = {
+        name: found
+        for name, row in rows.items()
+        if row.arm.against in rows and (found := ratio(row, rows[row.arm.against])) is not None
+    }
+    page = folder / "equal_compute.md"
+    page.write_text(_between_marks(page.read_text() if page.exists() else "", _table(rows, ratios)))
+    plot(rows, ratios, folder / "equal_compute.png")
+    (folder / "equal_compute.json").write_text(json.dumps(_figures(rows, ratios), indent=1) + "\n")
+
+
+def _between_marks(page: str, table: str) -> str:
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{table}\n{END}{after or chr(10)}"
+
+
+def _table(rows: dict[str, Row], ratios: dict[str, Figure]) -> str:
+    lines = [
+        "| arm | bits per byte | against | ratio | rate | MB sent per cell: joint + exchange | command: `… run` |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, row in rows.items():
+        joint, exchange = row.mean("bytes_joint_per_cell") / 1e6, row.mean("bytes_up_per_cell") / 1e6
+        lines.append(
+            f"| {row.arm.title} | {row.bits_per_byte} | {row.arm.against or ''} | {ratios.get(name) or ''} "
+            f"| {row.rate:g} | {joint:.1f} + {exchange:.2f} | `{name}` |"
+        )
+    return "\n".join(lines)
+
+
+def _figures(rows: dict[str, Row], ratios: dict[str, Figure]) -> dict[str, Any]:
+    told: dict[str, Any] = dict.fromkeys(TARGETS)
+    for key, name in TARGETS.items():
+        found = ratios.get(name)
+        told[key] = None if found is None else found.told()
+    told["commit"] = commit()
+    told["arms"] = {
+        name: {
+            "title": row.arm.title,
+            "settings": next(row.arm.runs(row.rate)).told(),
+            "against": row.arm.against,
+            "rate": row.rate,
+            "bits_per_byte": row.bits_per_byte.told(),
+            "ratio": None if (found := ratios.get(name)) is None else found.told(),
+            "by_rate": {f"{rate:g}": figure.told() for rate, figure in row.by_rate.items()},
+            "bytes_joint_per_cell": row.mean("bytes_joint_per_cell"),
+            "bytes_up_per_cell": row.mean("bytes_up_per_cell"),
+            "command": f"{COMMAND} {name}",
+        }
+        for name, row in rows.items()
+    }
+    return told
