@@ -16,6 +16,7 @@ No two ranks have a key in common, so all ranks' dictionaries can be saved side 
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ from islandctl.ledger.packet import canonical_json, digest
 
 
 @dataclass(kw_only=True)
-class FragmentState:
+class FragmentState(ABC):
     """One fragment, as this rank owns it; tensors are replaced, never written to."""
 
     chunks: list[Chunk]
@@ -49,17 +50,17 @@ class FragmentState:
     final: bool = False
     """The run's final round, or the last of them, is behind it."""
 
+    @abstractmethod
     def kept(self, chunk: int) -> dict[str, Tensor]:
         """What a checkpoint keeps of a chunk, by the first part of its keys."""
-        raise NotImplementedError
 
+    @abstractmethod
     def restore(self, chunk: int, kept: dict[str, Tensor]) -> None:
         """Take it over."""
-        raise NotImplementedError
 
+    @abstractmethod
     def rehash(self) -> None:
         """Compute the hashes anew, after ``restore``."""
-        raise NotImplementedError
 
 
 @dataclass(kw_only=True)

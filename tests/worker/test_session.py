@@ -117,7 +117,8 @@ def test_a_wish_to_stop_ends_the_loop_with_a_checkpoint(run: Run, tmp_path: Path
 
 
 def test_words_after_the_script_are_its_own(run: Run) -> None:
-    run("import sys; assert sys.argv == ['train.py', '--lr', '1'], sys.argv\n" + LOOP, "cell", "--lr", "1")
+    script = "import sys; assert sys.argv == ['train.py', '--lr', '1'], sys.argv\n" + LOOP
+    assert run(script, "cell", "--lr", "1").outcome == "finished"
 
 
 @pytest.mark.parametrize(
