@@ -144,7 +144,7 @@ class Machine:
             if good(seen):
                 return seen
             assert time.monotonic() < end, json.dumps(seen, indent=1)
-            time.sleep(0.3)
+            time.sleep(0.8)  # a look costs half a second of processor time
 
     # What lies on disk
 
