@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 from islandctl.config.model import Model
 from islandctl.config.paths import RunFolder
@@ -29,7 +30,9 @@ class Found(Model):
     unknown: tuple[str, ...] = ()
     """Hosts that could not be asked, each with the reason."""
     hosts: tuple[str, ...] = ()
-    """Hosts that were searched and are clean."""
+    """Hosts that were searched and are clean: no process of the run, and its ports are free."""
+    accelerators: tuple[str, ...] = ()
+    """Of each host with accelerators: that their memory is free, or what holds it, which is not the run's."""
 
     @property
     def exit_code(self) -> int:
@@ -43,7 +46,8 @@ class Found(Model):
         """The findings for people."""
         lines = [f"left: {one}" for one in self.left]
         lines += [f"unknown: {one}" for one in self.unknown]
-        return lines + ([f"nothing of {self.run} is left on {', '.join(self.hosts)}"] if self.hosts else [])
+        lines += [f"nothing of {self.run} is left on {', '.join(self.hosts)}"] if self.hosts else []
+        return lines + list(self.accelerators)
 
 
 def places(record: RunRecord, plan: Plan) -> list[Place]:
@@ -67,30 +71,57 @@ def _places(plan: Plan, relay: str, *, nodes_too: bool) -> list[Place]:
     return list(dict.fromkeys(found))
 
 
-def search(run: str, mark: str, where: Sequence[Place], reach: Reach, *, end: bool) -> Found:
-    """Search hosts for processes that carry the mark.
+def search(
+    run: str, mark: str, where: Sequence[Place], reach: Reach, *, end: bool, record: RunRecord | None = None
+) -> Found:
+    """Search hosts for processes that carry the mark, for listeners on the run's ports, and accelerators' memory.
 
     Args:
-        end: end what is found, and search again.
+        end: end the processes that are found, and search again.
+        record: tells the ports; None: nobody knows them.
     """
 
-    def look(place: Place) -> tuple[str, list[nodes.Leftover]]:
+    def look(place: Place) -> tuple[str, nodes.Remains]:
         host = reach.at(*place)
-        found = nodes.leftovers(host, mark)
-        if found and end:
+        folders, ports = _traces(record, place) if record is not None else ([], [])
+        found = nodes.remains(host, mark, folders, ports)
+        if found.processes and end:
             nodes.end_leftovers(host, mark)
-            found = nodes.leftovers(host, mark)
+            found = nodes.remains(host, mark, folders, ports)
         return host.label, found
 
-    left, unknown, clean = [], [], []
+    left, unknown, clean, accelerators = [], [], [], []
     for verdict in each(where, look):
         if verdict.value is None:
             unknown.append(told("/".join(filter(None, verdict.item)) or "this machine", verdict.error))
             continue
         label, found = verdict.value
-        left += [f"{label}: process {one.pid} ({one.job}): {one.command}" for one in found]
-        clean += [] if found else [label]
-    return Found(run=run, left=tuple(left), unknown=tuple(unknown), hosts=tuple(dict.fromkeys(clean)))
+        here = [f"{label}: process {one.pid} ({one.job}): {one.command}" for one in found.processes]
+        here += [f"{label}: {one}" for one in found.taken]
+        left += here
+        clean += [] if here else [label]
+        if found.accelerators is not None:
+            free = [] if found.held else [f"the memory of all {found.accelerators} accelerators is free"]
+            accelerators += [f"{label}: {one}" for one in (*found.held, *free)]
+    return Found(
+        run=run,
+        left=tuple(left),
+        unknown=tuple(unknown),
+        hosts=tuple(dict.fromkeys(clean)),
+        accelerators=tuple(dict.fromkeys(accelerators)),
+    )
+
+
+def _traces(record: RunRecord, place: Place) -> tuple[list[str], list[int]]:
+    """What the record tells of a place: supervisors' folders, and ports that relay and tunnels listened on."""
+    folders = [node.folder for node in record.nodes if node.host and (node.site, node.host) == place]
+    folders += [node.folder for node in record.nodes if not node.host and place == HERE]
+    ports = [one.host_port for one in record.tunnels if one.host == place[1]]
+    if place == HERE:
+        ports = [one.local_port for one in record.tunnels if not one.reverse]
+        here = record.relay is not None and not record.relay.host
+        ports += [port] if here and (port := urlsplit(record.relay_url).port) else []
+    return folders, ports
 
 
 def mark_in_files(run: str) -> str:

@@ -87,6 +87,7 @@ class Session(Island):
             checkpoints=self._checkpoints,
             keep=self._recipe.checkpoint.keep,
             spent=self._wishes.spent if self._ranks.leads else lambda: False,
+            pulse=process.pulse,
         )
         self._closing.callback(self._farewell)
         exchanger, map_hash = join(
@@ -96,6 +97,7 @@ class Session(Island):
             self._ranks,
             self._relay,
             lambda: self._note("waiting", reason=SILENT),
+            process.pulse.beat,
         )
         self._closing.callback(exchanger.close)
         self._keeper = Keeper(

@@ -227,7 +227,7 @@ def test_a_signal_is_told_as_such(kept: Kept) -> None:
     kept.start("import os; os.kill(os.getpid(), 9)", restart=RestartPolicy(limit=0))
     state = kept.ended()
     assert (state.outcome, state.code, state.signal) == ("failed", None, 9)
-    assert state.reason.startswith("killed by SIGKILL")
+    assert state.reason.startswith("killed by signal 9 (SIGKILL)")
 
 
 @pytest.mark.slow
@@ -333,7 +333,7 @@ def test_a_checkpoint_at_our_own_term_after_a_crash_is_no_stop(kept: Kept) -> No
     """
     kept.start(middle, outcome=str(kept.root / "outcome.json"), stop_timeout_s=5.0)
     until(lambda: kept.state.restarts == 1 and kept.state.state == "running", "the second life")
-    assert "killed by SIGKILL; restart 1" in kept.log
+    assert "crash: killed by signal 9 (SIGKILL); restart 1" in kept.log
     until(lambda: kept.written("lives") == "xx" and (kept.root / "ready").exists(), "the second life's child")
     state = node.stop(HOST, kept.folder.as_posix(), 10.0)
     assert (state.outcome, state.reason) == ("stopped", "stopped by a signal")
