@@ -54,7 +54,10 @@ LOOK_S = 2.0
 SLOW_WORK = 6.0
 """Starting, evaluating and checkpointing may take so many times longer than a step before they count as hung."""
 DUMP_S = 20.0
-LOG_BYTES, LOG_PIECES = 64 << 20, 4
+LOG_BYTES = 64 << 20
+"""From this size on a life of the child begins a new piece of its log."""
+LOG_PIECES = 4
+"""So many are kept."""
 CGROUPS = "/sys/fs/cgroup"
 
 

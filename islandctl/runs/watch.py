@@ -140,7 +140,8 @@ def _overall(
     if facts.relay is not None and facts.relay.halted:
         return "failed", f"halted: {facts.relay.halted}", f"{resume} goes back to the newest joint checkpoint"
     if culprit is not None:
-        where = f"{culprit.cell}, node {culprit.node}" + ("" if culprit.rank is None else f", rank {culprit.rank}")
+        rank = "" if culprit.rank is None or culprit.reason.startswith("rank ") else f", rank {culprit.rank}"
+        where = f"{culprit.cell}, node {culprit.node}{rank}"
         kind = f"{culprit.kind}: " if culprit.kind not in ("", "crash") else ""
         return "failed", f"{where}: {kind}{culprit.reason}", culprit.hint
     return _ended(record, facts, cells) or _troubled(record, facts, cells) or _going(record, facts, cells)

@@ -59,6 +59,8 @@ class Pieces:
         self._folder.mkdir(parents=True, exist_ok=True)
         here = self._pieces()
         self._open(here[-1] if here else log_piece(self._log, 0))
+        if here and not self._ends_whole(here[-1]):  # an earlier life was killed in the middle of a line
+            os.write(2, b"\n")
         threading.Thread(target=self._watch, name="log", daemon=True).start()
 
     def turn(self) -> bool:
@@ -67,10 +69,8 @@ class Pieces:
         if size < self._piece_bytes:
             return False
         here = self._pieces()
-        with open(self._folder / here[-1], "rb") as newest:
-            newest.seek(max(0, size - 1))
-            if newest.read(1) != b"\n" and size < 2 * self._piece_bytes:
-                return False
+        if not self._ends_whole(here[-1]) and size < 2 * self._piece_bytes:
+            return False
         self._open(log_piece(self._log, self._number(here[-1]) + 1))
         for name in here[: 1 - NUM_PIECES]:
             (self._folder / name).unlink(missing_ok=True)
@@ -81,6 +81,12 @@ class Pieces:
             time.sleep(LOOK_S)
             with suppress(OSError, IndexError):  # a full disk, or somebody has tidied up: the old piece serves on
                 self.turn()
+
+    def _ends_whole(self, name: str) -> bool:
+        with open(self._folder / name, "rb") as piece:
+            size = os.fstat(piece.fileno()).st_size
+            piece.seek(max(0, size - 1))
+            return piece.read(1) in (b"", b"\n")
 
     def _open(self, name: str) -> None:
         file = os.open(self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

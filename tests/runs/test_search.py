@@ -9,8 +9,8 @@ import pytest
 
 from islandctl.config.paths import RunFolder
 from islandctl.planner.plan import Plan
-from islandctl.runs.record import CellRecord, KeptRecord, RunRecord
-from islandctl.runs.search import everywhere, mark_in_files, places
+from islandctl.runs.record import CellRecord, KeptRecord, RunRecord, TunnelRecord
+from islandctl.runs.search import HERE, _traces, everywhere, mark_in_files, places
 
 from . import builders as make
 
@@ -49,6 +49,21 @@ def test_a_host_on_which_nothing_was_started_is_not_asked() -> None:
     assert places(far_record(reached=False), plan) == [("", "")]
     assert places(far_record(reached=False, relay_host="hub"), plan) == [("", ""), ("", "hub")]
     assert places(far_record(reached=True), plan) == [("", ""), ("east", "east-1"), ("west", "west-1")]
+
+
+def test_ports_of_relay_and_tunnels_are_known_where_they_were_listened_on() -> None:
+    tunnels = (
+        TunnelRecord(name="t", site="east", host="east-1", reverse=True, host_port=41001, local_port=41000),
+        TunnelRecord(name="f", host="hub", reverse=False, host_port=41002, local_port=41003),
+    )
+    kept = KeptRecord(name="relay", host="", python="p", code="c", supervisor="s", folder="/r/node-0")
+    record = far_record(reached=True).model_copy(
+        update={"tunnels": tunnels, "relay": kept, "relay_url": "https://127.0.0.1:41000"}
+    )
+    assert _traces(record, HERE) == ([], [41003, 41000])
+    assert _traces(record, ("east", "east-1")) == (["/data/runs/demo/east/node-0"], [41001])
+    assert _traces(record, ("", "hub")) == ([], [41002])
+    assert _traces(make.record(), HERE)[0] == ["/data/runs/demo/east/node-0", "/data/runs/demo/west/node-0"]
 
 
 def test_a_site_that_lends_the_relay_its_host_is_searched_once() -> None:
