@@ -252,8 +252,9 @@ class Watchdog(Settings):
     factor: float = Field(default=20.0, ge=2, le=100_000)
     """So many usual steps without a sign of life. A wait for the relay or a round gives signs of life."""
     least: Deadline = 1800.0
-    """But no sooner than this: half an hour is longer than a slow evaluation of a script's own between two steps.
-    Starting, `island.evaluate` and checkpoints may take six times as long."""
+    """But no sooner than this: half an hour is longer than most of what a script of your own does between two steps.
+    Starting, `island.evaluate` and checkpoints may take six times as long; before `attach` and behind `finish` nothing
+    is watched."""
 
 
 class WorkerRecipe(Settings):

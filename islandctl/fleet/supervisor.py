@@ -521,6 +521,8 @@ class Watch:
             pulse, since = self._seen[path]
             usual_s = float(pulse.get("step_s") or 0.0)
             limit_s = max(float(self._settings["least_s"]), float(self._settings["factor"]) * usual_s)
+            if pulse.get("state") == "resting":
+                continue
             slow = pulse.get("state") not in ("training", "waiting")
             if now - since > limit_s * (SLOW_WORK if slow else 1.0):
                 usual = f", a step usually takes {span(usual_s)}" if usual_s else ""

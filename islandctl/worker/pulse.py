@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
+RESTING = "resting"
+"""The state before ``attach`` and after ``finish``: what a script does there may take as long as it likes."""
 DUMP_SIGNAL = signal.SIGQUIT
 """``kill -QUIT PID`` has a rank write the stacks of all its threads into its log; it goes on afterwards."""
 APART_S = 0.5
@@ -30,7 +32,8 @@ class Pulse:
 
     def __init__(self, folder: Path | None, rank: int) -> None:
         self._file: int | None = None
-        self._rank, self._state, self._step, self._count = rank, "starting", 0, 0
+        self._rank, self._state, self._step, self._count = rank, RESTING, 0, 0
+        self._over = False
         self._written = self._stepped = time.monotonic()
         self._steps: deque[float] = deque(maxlen=50)
         """Seconds of the last steps."""
@@ -43,6 +46,8 @@ class Pulse:
 
     def beat(self, state: str | None = None, step: int | None = None) -> None:
         """The loop gets on, and is in this state at this step; None: as before."""
+        if self._over:
+            return
         state, step, now = state or self._state, self._step if step is None else step, time.monotonic()
         self._count += 1
         if step > self._step:
@@ -52,6 +57,11 @@ class Pulse:
             self._state, self._step, self._written = state, step, now
             self._write()
         self._step = step
+
+    def rest(self) -> None:
+        """The loop is over: nothing more is promised."""
+        self.beat(RESTING)
+        self._over = True
 
     def _write(self) -> None:
         if self._file is None:

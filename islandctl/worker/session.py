@@ -74,6 +74,8 @@ class Session(Island):
         self._trained = Trained(model, optimizer, state)
         self._ranks = process.ranks = process.ranks or Ranks.joined(self._job.num_ranks, self._trained.device)
         process.session = self
+        self._pulse = process.pulse
+        self._pulse.beat("starting")
         self._closing.callback(self._leave_ranks)
         if relay := connect(self._folder, self._recipe.exchange.mode):
             self._relay = self._closing.enter_context(relay)
@@ -184,6 +186,7 @@ class Session(Island):
                 self.stopping = self._asked()[0]
         self._finished = True
         problem = self._save()
+        self._pulse.rest()
         if not self.stopping:
             if problem:
                 raise CheckpointError(

@@ -197,6 +197,8 @@ def test_when_silence_counts_as_a_hang(tmp_path: Path) -> None:
     tell(state="checkpointing", beats=4)
     assert passes(60) == ""
     assert passes(6) != ""
+    tell(state="resting", beats=4)
+    assert passes(600) == ""
     tell(state="training", beats=5)
     assert passes(3) == ""
     now += 3600  # the machine slept, and so did whoever looks

@@ -24,7 +24,7 @@ def test_a_beat_tells_state_step_and_the_usual_step(tmp_path: Path) -> None:
     pulse = Pulse(tmp_path, 1)
     first = read(tmp_path)
     assert (first["rank"], first["pid"], first["birth"]) == (1, os.getpid(), birth(os.getpid()))
-    assert (first["state"], first["step"], first["step_s"]) == ("starting", 0, None)
+    assert (first["state"], first["step"], first["step_s"]) == ("resting", 0, None)
     with files_at_most(SIZE_BYTES):  # a full disk: it is written over in place
         for step in range(1, 4):
             pulse.beat("training", step)
@@ -32,6 +32,9 @@ def test_a_beat_tells_state_step_and_the_usual_step(tmp_path: Path) -> None:
     told = read(tmp_path)
     assert (told["state"], told["step"], told["beats"]) == ("waiting", 3, 6)
     assert told["step_s"] >= 0
+    pulse.rest()
+    pulse.beat("evaluating")  # as the built-in loop does at last
+    assert read(tmp_path)["state"] == "resting"
     Pulse(None, 1).beat("training", 1)
 
 
