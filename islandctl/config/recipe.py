@@ -253,8 +253,8 @@ class Watchdog(Settings):
     """So many usual steps without a sign of life. A wait for the relay or a round gives signs of life."""
     least: Deadline = 1800.0
     """But no sooner than this: half an hour is longer than most of what a script of your own does between two steps.
-    Starting, `island.evaluate` and checkpoints may take six times as long; before `attach` and behind `finish` nothing
-    is watched."""
+    Starting, `island.evaluate` and checkpoints may take six times as long. Nothing is watched before `attach` and
+    behind `finish`."""
 
 
 class WorkerRecipe(Settings):

@@ -18,6 +18,7 @@ from islandctl.runs.record import RunRecord
 Place = tuple[str, str]
 """Site and host, as ``Reach.at`` takes them."""
 HERE: Place = ("", "")
+NO_ACCELERATOR = "no accelerator here"
 
 
 class Found(Model):
@@ -26,7 +27,7 @@ class Found(Model):
     run: str
     """Its name."""
     left: tuple[str, ...] = ()
-    """Processes that are still there, each with its place."""
+    """Processes that are still there, and who holds the run's ports, each with its place."""
     unknown: tuple[str, ...] = ()
     """Hosts that could not be asked, each with the reason."""
     hosts: tuple[str, ...] = ()
@@ -47,7 +48,7 @@ class Found(Model):
         lines = [f"left: {one}" for one in self.left]
         lines += [f"unknown: {one}" for one in self.unknown]
         lines += [f"nothing of {self.run} is left on {', '.join(self.hosts)}"] if self.hosts else []
-        return lines + list(self.accelerators)
+        return lines + [one for one in self.accelerators if not one.endswith(NO_ACCELERATOR)]
 
 
 def places(record: RunRecord, plan: Plan) -> list[Place]:
@@ -100,6 +101,8 @@ def search(
         here += [f"{label}: {one}" for one in found.taken]
         left += here
         clean += [] if here else [label]
+        if found.accelerators is None and not found.processes:
+            accelerators.append(f"{label}: {NO_ACCELERATOR}")
         if found.accelerators is not None:
             free = [] if found.held else [f"the memory of all {found.accelerators} accelerators is free"]
             accelerators += [f"{label}: {one}" for one in (*found.held, *free)]

@@ -54,9 +54,11 @@ def test_a_hung_rank_and_one_that_was_asked_to_end(machine: Machine) -> None:
     seen = machine.until("run", lambda seen: seen["cells"][1]["restarts"] >= 1)
     assert seen["cells"][1]["last_end"] == "preempted: stopped by a signal"
 
-    stopped = machine.islandctl("stop", "run", "--deadline", "0")
+    stopped = machine.islandctl("stop", "run", "--deadline", "0", "--json")
     assert stopped.returncode == 0, stopped.stdout
-    assert "nothing of run is left on this machine" in stopped.stdout
+    report = json.loads(stopped.stdout)
+    assert (report["left"], report["hosts"]) == ([], ["this machine"])
+    assert report["accelerators"] != []
     pieces = log_pieces(path.name for path in logs.iterdir())["rank-0"]
     assert 1 < len(pieces) <= 4
     text = "".join((logs / name).read_text() for name in pieces)
