@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,39 @@ def test_out_of_memory_twice_at_the_same_step_is_final(kept: Kept) -> None:
     assert re.fullmatch(found + "out of memory for the second time without a step further", state.reason)
 
 
+@pytest.fixture
+def little_memory(tmp_path: Path) -> Iterator[Path]:
+    """An interpreter that first enters a cgroup of its own with 100 MiB."""
+    own = {line.split(":")[1]: line.split(":")[2] for line in Path("/proc/self/cgroup").read_text().splitlines()}
+    v1, v2 = Path("/sys/fs/cgroup/memory" + own.get("memory", "/")), Path("/sys/fs/cgroup" + own.get("", "/"))
+    base, limit = (v1, "memory.limit_in_bytes") if "memory" in own else (v2, "memory.max")
+    made = base / f"islandctl-test-{os.getpid()}"
+    try:
+        made.mkdir()
+        (made / limit).write_text(str(100 << 20))
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            made.rmdir()
+        pytest.skip(f"no cgroup with a limit of its own can be made here: {error}")
+    entering = tmp_path / "python"
+    entering.write_text(f'#!/bin/sh\necho $$ > "{made}/cgroup.procs" || exit 9\nexec "{sys.executable}" "$@"\n')
+    entering.chmod(0o755)
+    yield entering
+    until(lambda: not (made / "cgroup.procs").read_text(), "the cgroup is empty")
+    made.rmdir()
+
+
+def test_the_kernels_own_kill_is_told_as_such(kept: Kept, little_memory: Path) -> None:
+    kept.python = str(little_memory)
+    kept.start("held = b'x' * (400 << 20)", argv=(sys.executable, "-c", "held = b'x' * (400 << 20)"), restart=NONE)
+    state = kept.ended()
+    assert (state.outcome, state.kind, state.signal) == ("failed", "out-of-memory", 9)
+    assert re.search(
+        r"the kernel did it for lack of memory \(.*/islandctl-test-.*: oom_kill rose from 0 to \d", state.reason
+    )
+    until(lambda: kept.left() == [], "the supervisor has gone")
+
+
 def test_what_is_taken_from_outside_is_no_failure_of_its_own(kept: Kept) -> None:
     program = """
         import os
@@ -135,9 +170,9 @@ def test_a_port_that_is_taken_is_told_with_its_holder(kept: Kept) -> None:
         kept.start("pass", binds=(("127.0.0.1", port),), restart=NONE)
         state = kept.ended()
         assert f"port {port} is held by process {os.getpid()} (" in state.reason
-        left = node.remains(HOST, kept.mark, [kept.folder.as_posix()])
-        assert left.ports == (port,)
-        assert left.taken[0].startswith(f"port {port} is held by process {os.getpid()} (")
+        left = supervisor.remains(kept.mark, [str(kept.folder)], [], patience_s=0.0)
+        assert left["ports"] == [port]
+        assert left["taken"][0].startswith(f"port {port} is held by process {os.getpid()} (")
     until(lambda: kept.left() == [], "the supervisor has gone")
     kept.start("pass", binds=(("127.0.0.1", port),), restart=NONE)
     assert kept.ended().outcome == "finished"
