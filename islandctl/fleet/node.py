@@ -77,7 +77,7 @@ class Remains:
     taken: tuple[str, ...]
     """Who listens on them still."""
     accelerators: int | None
-    """How many NVIDIA accelerators there are; None: none, or processes are left, and nobody looked."""
+    """How many NVIDIA accelerators there are; None: none, or no workers ran here, or they are still there."""
     held: tuple[str, ...]
     """What holds memory on them."""
 

@@ -289,19 +289,19 @@ def remains(mark: str, folders: list[str], ports: list[int], patience_s: float =
     """What is left of the run here: processes, listeners on its ports, and what holds accelerators' memory.
 
     Args:
-        folders: of its supervisors, whose jobs tell more ports.
+        folders: of the workers' supervisors, whose jobs tell more ports; none: nobody used accelerators here.
         patience_s: for ports that the far end of a tunnel, or a process that ends, still holds.
     """
     jobs = [read_json(os.path.join(folder, "job.json")) or {} for folder in folders]
     asked = sorted({*ports, *(int(port) for job in jobs for _, port in job.get("binds") or ())})
     found, end = leftovers(mark), time.monotonic() + patience_s
-    while listeners(asked) and time.monotonic() < end:
+    while not found and listeners(asked) and time.monotonic() < end:
         time.sleep(0.1)
     return {
         "processes": found,
         "ports": asked,
         "taken": [f"port {one[0]} is held by {_holder(one)}" for one in listeners(asked)],
-        "accelerators": accelerators() if not found else None,
+        "accelerators": accelerators() if folders and not found else None,
     }
 
 

@@ -19,6 +19,7 @@ Place = tuple[str, str]
 """Site and host, as ``Reach.at`` takes them."""
 HERE: Place = ("", "")
 NO_ACCELERATOR = "no accelerator here"
+PORTS_FREE = "its ports are free"
 
 
 class Found(Model):
@@ -27,13 +28,14 @@ class Found(Model):
     run: str
     """Its name."""
     left: tuple[str, ...] = ()
-    """Processes that are still there, and who holds the run's ports, each with its place."""
+    """Processes that are still there, each with its place."""
     unknown: tuple[str, ...] = ()
     """Hosts that could not be asked, each with the reason."""
     hosts: tuple[str, ...] = ()
-    """Hosts that were searched and are clean: no process of the run, and its ports are free."""
-    accelerators: tuple[str, ...] = ()
-    """Of each host with accelerators: that their memory is free, or what holds it, which is not the run's."""
+    """Hosts that were searched and are clean."""
+    resources: tuple[str, ...] = ()
+    """Of each host that is clean: the run's ports and its accelerators' memory are free, or which process, not of the
+    run, holds them."""
 
     @property
     def exit_code(self) -> int:
@@ -48,7 +50,7 @@ class Found(Model):
         lines = [f"left: {one}" for one in self.left]
         lines += [f"unknown: {one}" for one in self.unknown]
         lines += [f"nothing of {self.run} is left on {', '.join(self.hosts)}"] if self.hosts else []
-        return lines + [one for one in self.accelerators if not one.endswith(NO_ACCELERATOR)]
+        return lines + [one for one in self.resources if not one.endswith((NO_ACCELERATOR, PORTS_FREE))]
 
 
 def places(record: RunRecord, plan: Plan) -> list[Place]:
@@ -75,44 +77,46 @@ def _places(plan: Plan, relay: str, *, nodes_too: bool) -> list[Place]:
 def search(
     run: str, mark: str, where: Sequence[Place], reach: Reach, *, end: bool, record: RunRecord | None = None
 ) -> Found:
-    """Search hosts for processes that carry the mark, for listeners on the run's ports, and accelerators' memory.
+    """Search hosts for processes that carry the mark, for listeners on the run's ports, and at accelerators' memory.
 
     Args:
         end: end the processes that are found, and search again.
         record: tells the ports; None: nobody knows them.
     """
 
-    def look(place: Place) -> tuple[str, nodes.Remains]:
+    def look(place: Place) -> tuple[str, nodes.Remains, list[str]]:
         host = reach.at(*place)
         folders, ports = _traces(record, place) if record is not None else ([], [])
         found = nodes.remains(host, mark, folders, ports)
         if found.processes and end:
             nodes.end_leftovers(host, mark)
             found = nodes.remains(host, mark, folders, ports)
-        return host.label, found
+        return host.label, found, [] if found.processes else _resources(found, worked=bool(folders))
 
-    left, unknown, clean, accelerators = [], [], [], []
+    left, unknown, clean, resources = [], [], [], []
     for verdict in each(where, look):
         if verdict.value is None:
             unknown.append(told("/".join(filter(None, verdict.item)) or "this machine", verdict.error))
             continue
-        label, found = verdict.value
-        here = [f"{label}: process {one.pid} ({one.job}): {one.command}" for one in found.processes]
-        here += [f"{label}: {one}" for one in found.taken]
-        left += here
-        clean += [] if here else [label]
-        if found.accelerators is None and not found.processes:
-            accelerators.append(f"{label}: {NO_ACCELERATOR}")
-        if found.accelerators is not None:
-            free = [] if found.held else [f"the memory of all {found.accelerators} accelerators is free"]
-            accelerators += [f"{label}: {one}" for one in (*found.held, *free)]
+        label, found, held = verdict.value
+        left += [f"{label}: process {one.pid} ({one.job}): {one.command}" for one in found.processes]
+        clean += [] if found.processes else [label]
+        resources += [f"{label}: {one}" for one in held]
     return Found(
         run=run,
         left=tuple(left),
         unknown=tuple(unknown),
         hosts=tuple(dict.fromkeys(clean)),
-        accelerators=tuple(dict.fromkeys(accelerators)),
+        resources=tuple(dict.fromkeys(resources)),
     )
+
+
+def _resources(found: nodes.Remains, *, worked: bool) -> list[str]:
+    """Ports and accelerators of a host without a process of the run; ``worked``: workers ran there."""
+    told = list(found.taken) or ([PORTS_FREE] if found.ports else [])
+    if found.accelerators is not None:
+        return told + (list(found.held) or [f"the memory of its {found.accelerators} accelerators is free"])
+    return told + ([NO_ACCELERATOR] if worked else [])
 
 
 def _traces(record: RunRecord, place: Place) -> tuple[list[str], list[int]]:
