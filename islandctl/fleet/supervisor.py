@@ -5,8 +5,11 @@ One file, standard library only, Python 3.8 or newer, Linux. It is copied to the
     python supervisor.py start FOLDER    begin in the background; returns at once; refused while one lives
     python supervisor.py keep FOLDER     the loop itself (what ``start`` begins)
 
-The files in FOLDER are described in docs/architecture.md. The functions ``states``, ``leftovers`` and ``end_marked``
-are also sent to a node as they are (see ``node.py``), so that there is one authority on what runs.
+The files in FOLDER are described in docs/architecture.md. The functions ``states``, ``leftovers``, ``remains`` and
+``end_marked`` are also sent to a node as they are (see ``node.py``), so that there is one authority on what runs.
+
+In order: processes; the machine (ports, memory, accelerators); files; why a child ended; children that hang; the
+loop; commands.
 """
 
 from __future__ import annotations
@@ -396,6 +399,13 @@ def furthest(path: str | None) -> tuple[int, int]:
     return best
 
 
+def pieces(base: str) -> list[tuple[int, str]]:
+    """The pieces of a log on disk, the oldest first: ``BASE.log`` is number 0, ``BASE.1.log`` the next one."""
+    fits = re.compile(re.escape(base) + r"(?:\.(\d+))?\.log")
+    found = [fits.fullmatch(name) for name in glob.glob(glob.escape(base) + "*.log")]
+    return sorted((int(one[1] or 0), one[0]) for one in found if one)
+
+
 def utc() -> str:
     """Now, as text."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -478,6 +488,9 @@ def _rank(told: dict[str, Any]) -> str:
     return f"rank {told['rank']} (process {told.get('pid')})"
 
 
+# Children that hang --------------------------------------------------------------------------------------------
+
+
 class Watch:
     """Do the ranks of a child get on? Each writes its pulse into a file of the folder, ``pulse-N.json``.
 
@@ -512,7 +525,7 @@ class Watch:
         for path in glob.glob(self._pattern):
             pulse = read_json(path)
             before, since = self._seen.get(path, (None, now))
-            if pulse is not None:
+            if pulse is not None and pulse.keys() >= {"rank", "pid", "birth", "dump_signal"}:
                 self._seen[path] = (pulse, now if pulse != before else since + slept)
         return self._hung(now)
 
@@ -551,13 +564,6 @@ def dump_stacks(pulses: list[dict[str, Any]], python: str, log: Any) -> None:
         left_s = max(0.1, end - time.monotonic())
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=left_s, check=False)
-
-
-def pieces(base: str) -> list[tuple[int, str]]:
-    """The pieces of a log on disk, the oldest first: ``BASE.log`` is number 0, ``BASE.1.log`` the next one."""
-    fits = re.compile(re.escape(base) + r"(?:\.(\d+))?\.log")
-    found = [fits.fullmatch(name) for name in glob.glob(glob.escape(base) + "*.log")]
-    return sorted((int(one[1] or 0), one[0]) for one in found if one)
 
 
 # The loop -------------------------------------------------------------------------------------------------------

@@ -207,8 +207,10 @@ def test_a_child_that_hangs_shows_where_and_is_started_again(kept: Kept) -> None
 
 
 def test_when_silence_counts_as_a_hang(tmp_path: Path) -> None:
+    whole = {"rank": 1, "pid": 7, "birth": 1, "dump_signal": 3, "step": 4}
+
     def tell(**pulse: Any) -> None:
-        (tmp_path / "pulse-1.json").write_text(json.dumps({"rank": 1, "pid": 7, "step": 4, **pulse}))
+        (tmp_path / "pulse-1.json").write_text(json.dumps({**whole, **pulse}))
 
     (tmp_path / "pulse-0.json").write_text("{}")
     watch = supervisor.Watch(str(tmp_path), {"least_s": 10.0, "factor": 5.0})
@@ -223,7 +225,8 @@ def test_when_silence_counts_as_a_hang(tmp_path: Path) -> None:
             told = watch.look(now)
         return told
 
-    assert passes(60) == ""  # nobody has a pulse yet
+    (tmp_path / "pulse-5.json").write_text('{"rank": 5}')  # not one of ours
+    assert passes(60) == ""
     tell(state="training", beats=1)
     assert passes(9) == ""
     tell(state="training", beats=2)
