@@ -75,7 +75,7 @@ class CellFolder:
     checkpoints/    step-00000100-attempt-1/ …
     node-0/         the supervisor's folder on node 0: job.json, state.json, exit.json, logs/
     node-0/logs/    rank-0.log … and node-0.log (what torchrun itself prints); later pieces: rank-0.1.log …
-    node-0/pulse-0.json …  the pulse of each rank
+    node-0/pulse-0.json …  the pulse of each rank; node-0/ranks.json: how torchrun found them dead
     """
 
     def __init__(self, root: PurePosixPath) -> None:

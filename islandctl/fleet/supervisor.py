@@ -717,8 +717,13 @@ class Supervisor:
         if verdict["outcome"] == "stopped" and self._overdrawn():
             verdict["reason"] = f"{BY_BUDGET}: {span(self.used_s)} of {span(self.job['budget_s'])} used"
         self._log(f"{verdict['outcome']}: {verdict.get('reason') or 'done'}")
+        self._end(verdict)
+
+    def _end(self, verdict: dict[str, Any]) -> None:
+        """The last word: nothing of the job is left."""
         verdict.update(restarts=self.restarts, at=utc())
-        usual = {"code": None, "signal": None, "kind": PREEMPTED if self.taken else "", "rank": None, "reason": ""}
+        kind = PREEMPTED if self.taken and verdict["outcome"] == "stopped" else ""
+        usual = {"code": None, "signal": None, "kind": kind, "rank": None, "reason": ""}
         write_json(self._path("exit.json"), dict(usual, **verdict), durable=True)
         self._tell("ended", child_pid=None)
 
@@ -968,7 +973,7 @@ def ending(code: int) -> str:
 # Commands -------------------------------------------------------------------------------------------------------
 
 
-def keep(folder: str) -> None:
+def keep(folder: str, kind: type[Supervisor] = Supervisor) -> None:
     """Take the folder's lock and run the loop."""
     lock = os.open(os.path.join(folder, "supervisor.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -985,7 +990,7 @@ def keep(folder: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(folder, name))
     preempted = told is not None and (told.get("outcome"), told.get("kind")) == ("stopped", PREEMPTED)
-    Supervisor(folder).run(state if lost else None, told if preempted else None)
+    kind(folder).run(state if lost else None, told if preempted else None)
 
 
 def start(folder: str, python: str) -> dict[str, Any]:

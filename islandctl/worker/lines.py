@@ -60,7 +60,8 @@ class Pieces:
         here = self._pieces()
         self._open(here[-1] if here else log_piece(self._log, 0))
         if here and not self._ends_whole(here[-1]):  # an earlier life was killed in the middle of a line
-            os.write(2, b"\n")
+            with suppress(OSError):
+                os.write(2, b"\n")
         threading.Thread(target=self._watch, name="log", daemon=True).start()
 
     def turn(self) -> bool:

@@ -186,6 +186,8 @@ def test_a_child_that_hangs_shows_where_and_is_started_again(kept: Kept) -> None
     kept.patch(LOOK_S=0.1)
     program = """
         import os, pathlib, threading
+        if not os.environ["ISLANDCTL_LIFE"].endswith(".0"):
+            raise SystemExit
         from islandctl.worker.pulse import Pulse
         pulse = Pulse(pathlib.Path(os.environ["NODE"]), 0)
         def waits_for_ever():
@@ -195,8 +197,7 @@ def test_a_child_that_hangs_shows_where_and_is_started_again(kept: Kept) -> None
         for step in range(1, 6):
             pulse.beat("training", step)
         pulse.beat("waiting")
-        if os.environ["ISLANDCTL_LIFE"].endswith(".0"):
-            waits_for_ever()
+        waits_for_ever()
     """
     more = {"env": {"NODE": str(kept.folder), "PYTHONPATH": str(REPOSITORY)}, "ranks": (0,)}
     kept.start(program, watchdog=Watchdog(least_s=1.5, factor=2.0), **more)

@@ -16,7 +16,7 @@ from islandctl.config.paths import log_pieces
 from .local import Machine, ending
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-WORKER = {"watchdog": {"least": "5 s", "factor": 3}, "logs": "4 KiB"}
+WORKER = {"watchdog": {"least": "8 s", "factor": 3}, "logs": "12 KiB"}
 
 
 @pytest.fixture
@@ -51,8 +51,7 @@ def test_a_hung_rank_and_one_that_was_asked_to_end(machine: Machine) -> None:
     west = machine.workers("run", "west")
     for pid in west:
         os.kill(pid, signal.SIGTERM)
-    seen = machine.until("run", lambda seen: seen["cells"][1]["restarts"] >= 1)
-    assert seen["cells"][1]["last_end"] == "preempted: stopped by a signal"
+    machine.until("run", lambda seen: seen["cells"][1]["last_end"] == "preempted: stopped by a signal")
 
     stopped = machine.islandctl("stop", "run", "--deadline", "0", "--json")
     assert stopped.returncode == 0, stopped.stdout
@@ -63,4 +62,4 @@ def test_a_hung_rank_and_one_that_was_asked_to_end(machine: Machine) -> None:
     assert 1 < len(pieces) <= 4
     text = "".join((logs / name).read_text() for name in pieces)
     shown = machine.islandctl("logs", "run", "--site", "east", "--rank", "0").stdout
-    assert shown == "".join(f"east/rank-0 | {line}\n" for line in text.splitlines())
+    assert shown == "".join(f"east/rank-0 | {line}\n" for line in text.removesuffix("\n").split("\n"))
