@@ -6,6 +6,7 @@ import os
 import pwd
 import re
 import shlex
+import socket
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -143,6 +144,9 @@ def _hop(address: Address, values: dict[str, list[str]], ssh: Ssh, by_hand: str)
         "%": "%",
         "d": _home(),
         "h": host,
+        "i": str(os.getuid()),
+        "L": socket.gethostname().partition(".")[0],
+        "l": socket.gethostname(),
         "n": address.host,
         "p": str(port),
         "r": user,
@@ -153,6 +157,7 @@ def _hop(address: Address, values: dict[str, list[str]], ssh: Ssh, by_hand: str)
         return re.sub(r"%(.)", lambda found: tokens.get(found[1], found[0]), text)
 
     def path(text: str) -> str:
+        text = re.sub(r"\$\{(\w+)\}", lambda found: os.environ.get(found[1], found[0]), text)
         return expand(_home() + text[1:] if text.startswith("~/") else text)
 
     files = [

@@ -10,11 +10,60 @@ import os
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable
+from typing import Any
 
 from islandctl.errors import PreflightError, UnreachableError
 from islandctl.fleet import wire
 from islandctl.fleet.openssh import KEEPALIVE_COUNT, KEEPALIVE_S, Hop
+
+
+class Attentive:
+    """A connection's bytes, given up when the other side has been asked for a sign of life and gives none.
+
+    The kernel's own keepalive does not see a server that hangs, nor what lies behind a jump host. Stands in for a
+    socket with paramiko, which reads and writes with short deadlines and so comes by here often.
+    """
+
+    def __init__(self, stream: Any, patience_s: float) -> None:
+        self._stream = stream
+        self._patience_s = patience_s
+        self._heard = time.monotonic()
+        self._asked: float | None = None
+        self.silence = ""
+        """Why the connection was given up; empty: it was not."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def asked(self) -> None:
+        """The other side is being asked for an answer."""
+        if self._asked is None:
+            self._asked = time.monotonic()
+
+    def recv(self, size: int) -> bytes:
+        """As a socket's."""
+        try:
+            data: bytes = self._stream.recv(size)
+        except TimeoutError:
+            self._judge(self._asked)
+            raise
+        self._heard, self._asked = time.monotonic(), None
+        return data
+
+    def send(self, data: bytes) -> int:
+        """As a socket's. What cannot be sent, since the other side takes nothing, is a question as well."""
+        try:
+            return int(self._stream.send(data))
+        except TimeoutError:
+            self._judge(self._asked or self._heard)
+            raise
+
+    def _judge(self, since: float | None) -> None:
+        if since is not None and time.monotonic() - since >= self._patience_s:
+            self.silence = f"no answer for {self._patience_s:g} s"
+            raise ConnectionAbortedError(self.silence)
 
 
 def open_stream(label: str, hop: Hop) -> tuple[socket.socket, Callable[[], str]]:
