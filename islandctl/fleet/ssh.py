@@ -67,12 +67,6 @@ class Link:
         self._sessions = threading.BoundedSemaphore(SESSIONS)
         self._opening = threading.Lock()
 
-    def _lost(self, error: Exception) -> str:
-        stream = self.connection.transport.sock
-        return (
-            stream.silence if isinstance(stream, Attentive) and stream.silence else str(error) or type(error).__name__
-        )
-
     @property
     def alive(self) -> bool:
         """Whether the connection still stands, as far as this side knows."""
@@ -100,10 +94,16 @@ class Link:
             except (paramiko.SSHException, EOFError, OSError) as error:
                 if self.alive and "Timeout opening channel" in str(error):
                     raise TimeoutError from error
-                raise UnreachableError(
-                    f"{self.label}: the SSH link was lost ({self._lost(error)}); state unknown",
-                    hint="run the command again; what runs on the node is not affected",
-                ) from error
+                raise self.lost(error) from error
+
+    def lost(self, error: Exception) -> UnreachableError:
+        """The error of a call under which the link went away."""
+        stream = self.connection.transport.sock
+        cause = (isinstance(stream, Attentive) and stream.silence) or str(error) or type(error).__name__
+        return UnreachableError(
+            f"{self.label}: the SSH link was lost ({cause}); state unknown",
+            hint="run the command again; what runs on the node is not affected",
+        )
 
     def _session(self, deadline: float) -> paramiko.Channel:
         """Open a session. A server at its MaxSessions refuses: commands given up may still run there for a while."""

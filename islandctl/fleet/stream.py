@@ -6,6 +6,7 @@ ProxyCommand runs without a shell and loses what the command says.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
@@ -63,7 +64,7 @@ class Attentive:
     def _judge(self, since: float | None) -> None:
         if since is not None and time.monotonic() - since >= self._patience_s:
             self.silence = f"no answer for {self._patience_s:g} s"
-            raise ConnectionAbortedError(self.silence)
+            raise ConnectionAbortedError(errno.ECONNABORTED, self.silence)
 
 
 def open_stream(label: str, hop: Hop) -> tuple[socket.socket, Callable[[], str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,3 +51,10 @@ def jump_config(tmp_path: Path, text: str) -> dict[str, Any]:
     """A profile's ssh section that takes everything from a configuration file with this text."""
     (tmp_path / "config").write_text(text)
     return {"config": str(tmp_path / "config"), "identity": None, "known_hosts": None}
+
+
+def certify(authority: Path, key: Path, *options: str) -> Path:
+    """Let OpenSSH sign ``key.pub``; gives the certificate's file."""
+    argv = ["ssh-keygen", "-q", "-s", authority, "-I", "test", *options, key.with_suffix(".pub")]
+    subprocess.run(argv, check=True, capture_output=True)
+    return key.parent / f"{key.name}-cert.pub"

@@ -15,7 +15,7 @@ from islandctl.errors import HostKeyError
 from islandctl.fleet import hostkeys, ssh_keys
 from islandctl.fleet.hostkeys import Ask, HostKeys
 from islandctl.fleet.openssh import resolve
-from tests.fleet.reaching import Start, hello, jump_config, reach, refused
+from tests.fleet.reaching import Start, certify, hello, jump_config, reach, refused
 from tests.sshd import make_key
 
 
@@ -133,13 +133,6 @@ def test_the_key_of_a_jump_host_is_enforced_too(sshd: Start, tmp_path: Path) -> 
     error = refused(HostKeyError, server, name="node", **settings)
     assert error.message.startswith("east/node: jump host gate: the host key of")
     assert "has changed" in error.message
-
-
-def certify(authority: Path, key: Path, *options: str) -> Path:
-    """Let OpenSSH sign ``key.pub``; gives the certificate's file."""
-    argv = ["ssh-keygen", "-q", "-s", authority, "-I", "test", *options, key.with_suffix(".pub")]
-    subprocess.run(argv, check=True, capture_output=True)
-    return key.parent / f"{key.name}-cert.pub"
 
 
 @pytest.mark.slow

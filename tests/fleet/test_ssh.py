@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from islandctl.errors import ConfigError, PreflightError, UnreachableError
+from islandctl.fleet import ssh, ssh_keys
 from islandctl.fleet.connect import Fleet
-from tests.fleet.reaching import Start, hello, jump_config, reach, refused
+from tests.fleet.reaching import Start, certify, hello, jump_config, reach, refused
 from tests.sshd import Sshd, free_port, make_key
 
 
@@ -42,7 +46,8 @@ def test_a_missing_identity_file_is_named(sshd: Start) -> None:
 
 @pytest.mark.slow
 def test_an_agent_is_used(sshd: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = sshd()
+    """Also with only the public part of a key on disk, and with more keys than the server lets one try."""
+    server = sshd(options=["MaxAuthTries 2"])
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", tmp_path / "agent"], stdout=subprocess.DEVNULL)
     try:
         monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
@@ -50,9 +55,50 @@ def test_an_agent_is_used(sshd: Start, tmp_path: Path, monkeypatch: pytest.Monke
             time.sleep(0.01)
         subprocess.run(["ssh-add", "-q", server.identity], check=True, capture_output=True)
         assert hello(reach(server, identity=None)) == b"hello\n"
+        subprocess.run(["ssh-add", "-q", "-D"], check=True, capture_output=True)
+        for key in (*(make_key(tmp_path / f"other-{n}") for n in range(3)), server.identity):
+            subprocess.run(["ssh-add", "-q", key], check=True, capture_output=True)
+        assert "IdentitiesOnly yes" in refused(PreflightError, server, identity=None).message
+        server.identity.unlink()
+        for name in ("client_key", "client_key.pub"):
+            text = f"Host node\n  IdentitiesOnly yes\n  IdentityFile {server.folder / name}\n"
+            text += f"  HostName 127.0.0.1\n  Port {server.port}\n  UserKnownHostsFile {server.known_hosts}\n"
+            assert hello(reach(server, name="node", **jump_config(tmp_path, text))) == b"hello\n"
     finally:
         agent.terminate()
         agent.wait()
+
+
+@pytest.mark.parametrize("passphrase", ["", "secret"])
+def test_a_private_key_file_tells_its_public_key(tmp_path: Path, passphrase: str) -> None:
+    key = make_key(tmp_path / "key", passphrase=passphrase)
+    beside = ssh_keys._public_part(str(key))
+    key.with_suffix(".pub").unlink()
+    assert ssh_keys._public_part(str(key)) == beside is not None
+
+
+def test_a_key_that_others_may_read_is_not_used(server: Sshd, tmp_path: Path) -> None:
+    """OpenSSH refuses it, and OpenSSH carries the tunnels."""
+    key = make_key(tmp_path / "key")
+    key.chmod(0o644)
+    error = refused(PreflightError, server, identity=str(key))
+    assert f"{key} may be read by others, so OpenSSH refuses it (type: chmod 600 {key})" in error.message
+
+
+@pytest.mark.slow
+def test_user_certificates(sshd: Start, tmp_path: Path) -> None:
+    authority = make_key(tmp_path / "authority")
+    server = sshd(options=[f"TrustedUserCAKeys {authority}.pub"])
+    (server.folder / "authorized_keys").write_text("")
+    assert f"{server.identity} refused" in refused(PreflightError, server).message
+    certificate = certify(authority, server.identity, "-n", server.user, "-V", "20200101Z:20200201Z")
+    told = f"{server.identity} with {certificate} (expired on 2020-02-01 00:00 UTC) refused"
+    assert told in refused(PreflightError, server).message
+    certify(authority, server.identity, "-n", server.user)
+    assert hello(reach(server)) == b"hello\n"
+    certificate.rename(tmp_path / "elsewhere.pub")
+    settings = jump_config(tmp_path, server.alias("node", f"CertificateFile {tmp_path}/elsewhere.pub"))
+    assert hello(reach(server, name="node", **settings)) == b"hello\n"
 
 
 def test_a_wrong_port(server: Sshd) -> None:
@@ -142,3 +188,89 @@ def test_a_fleet_gives_a_verdict_for_each_host_and_one_login_to_the_bastion(sshd
         assert "gone.invalid" in str(verdicts[-1].error)
         assert fleet.host(site, "node-3").run(["echo", "hi"], timeout_s=20).stdout == b"hi\n"
     assert (bastion.folder / "sshd.log").read_text().count("Accepted publickey") == 1
+
+
+@pytest.mark.slow
+def test_a_login_limit_that_stays_is_told_as_such(sshd: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssh, "LOGIN_TRIES", 2)
+    server = sshd(options=["MaxStartups 1"])
+    with ExitStack() as somebody:
+        while somebody.enter_context(socket.create_connection((server.address, server.port))).recv(4) != b"SSH-":
+            time.sleep(0.05)  # the server has not noticed yet that the one before has gone
+        error = refused(UnreachableError, server)
+    place = f"127.0.0.1:{server.port}"
+    assert f"{place} closed the connection 2 times before login (login limit, MaxStartups?)" in error.message
+
+
+@pytest.mark.slow
+def test_logins_through_a_proxy_command_wait_for_their_turn_too(sshd: Start, tmp_path: Path) -> None:
+    """Each ``ssh -W`` of a proxy command logs in to the jump host, which turns more than two at a time away."""
+    bastion, server = sshd(options=["MaxStartups 2"]), sshd()
+    names = [f"node-{n}" for n in range(5)]
+    command = f"ProxyCommand ssh -F {tmp_path}/config -o BatchMode=yes -W %h:%p gate"
+    settings = jump_config(tmp_path, bastion.alias("gate") + "".join(server.alias(name, command) for name in names))
+    site = server.site(hosts=names, **settings)
+    with Fleet(known_hosts=tmp_path / "known_hosts", on_message=print) as fleet:
+        assert [verdict.error for verdict in fleet.open((site, name) for name in names)] == [None] * 5
+
+
+@pytest.mark.slow
+def test_a_slow_handshake_is_waited_for(server: Sshd) -> None:
+    """As over a link of half a second: the whole takes several seconds, which is no sign of a dead node."""
+    assert server.site().ssh.connect_timeout >= 15
+    with delayed(server.port, 0.25) as port:
+        settings = {"name": f"{server.user}@127.0.0.1:{port}", "host_keys": "accept-new"}
+        assert hello(reach(server, **settings)) == b"hello\n"
+
+
+@contextmanager
+def delayed(port: int, delay_s: float) -> Iterator[int]:
+    """A port that leads to another one on this machine; every piece of data comes later, in both directions."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def carry(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                time.sleep(delay_s)
+                target.sendall(data)
+        with suppress(OSError):  # also after a reset, or the other direction would wait for ever
+            target.shutdown(socket.SHUT_WR)
+
+    def serve() -> None:
+        here, _ = listener.accept()
+        with here, socket.create_connection(("127.0.0.1", port)) as there:
+            back = threading.Thread(target=carry, args=(there, here))
+            back.start()
+            carry(here, there)
+            back.join()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield listener.getsockname()[1]
+    thread.join(60)
+    listener.close()
+
+
+@pytest.mark.slow
+def test_a_server_that_hangs_is_given_up(sshd: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernel still answers, and it stands behind a jump host that does: as after a laptop's sleep."""
+    bastion, server = sshd(), sshd()
+    settings = jump_config(tmp_path, bastion.alias("gate") + server.alias("node", "ProxyJump gate"))
+    with monkeypatch.context() as shorter:
+        shorter.setattr(ssh, "KEEPALIVE_S", 0.7)
+        host = reach(server, name="node", **settings)
+    try:
+        assert host.run(["echo", "hello"], timeout_s=20).stdout == b"hello\n"
+        server.signal_sessions(signal.SIGSTOP)
+        with pytest.raises(UnreachableError, match=r"the SSH link was lost \(no answer for 2.1 s\); state unknown"):
+            host.run(["echo", "hello"], timeout_s=100)
+        server.signal_sessions(signal.SIGCONT)
+        assert hello(host) == b"hello\n"
+    finally:
+        host.close()
+
+
+@pytest.mark.slow
+def test_an_account_without_a_shell(sshd: Start) -> None:
+    error = refused(PreflightError, sshd(login_shell="/usr/sbin/nologin"))
+    assert "python gave no answer (exit code 1): This account is currently not available." in error.message
