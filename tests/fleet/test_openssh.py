@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from islandctl.config.site import Ssh
 from islandctl.errors import ConfigError, HostKeyError, UnreachableError
 from islandctl.fleet.openssh import resolve
 from tests.fleet.reaching import Start, hello, jump_config, reach, refused
@@ -67,7 +71,7 @@ def test_what_is_typed_by_hand_goes_the_same_way(sshd: Start, tmp_path: Path) ->
     assert (gate.by_hand.split()[-1], node.by_hand.split()[-1]) == ("gate", "node")
     server.known_hosts.write_text("")
     error = refused(HostKeyError, server, name="node", **settings)
-    assert f"(ssh {node.by_hand})" in error.hint
+    assert f"(or connect once by hand: ssh {node.by_hand};" in error.hint
 
 
 def test_jumps_in_a_circle(sshd: Start, tmp_path: Path) -> None:
@@ -96,3 +100,69 @@ def test_a_server_in_a_network_namespace(sshd: Start) -> None:
         assert server.address.encode() in host.run(["ip", "-br", "address"], timeout_s=20).stdout
     finally:
         host.close()
+
+
+def ways(text: str, tmp_path: Path, host: str = "node", **ssh: Any) -> list[Any]:
+    (tmp_path / "config").write_text(text)
+    return list(resolve(host, Ssh(config=str(tmp_path / "config"), **ssh)))
+
+
+@pytest.mark.parametrize(
+    ("host", "name", "port", "endpoint"),
+    [
+        ("::1", "::1", 22, "me@[::1]:22"),
+        ("[::1]:2222", "[::1]:2222", 2222, "me@[::1]:2222"),
+        ("u@[2001:DB8::1]:2222", "[2001:db8::1]:2222", 2222, "u@[2001:db8::1]:2222"),
+        ("fe80::1%eth0", "fe80::1%eth0", 22, "me@[fe80::1%eth0]:22"),
+        ("[fe80::1%eth0]:2222", "[fe80::1%eth0]:2222", 2222, "me@[fe80::1%eth0]:2222"),
+        ("node:22013", "[node]:22013", 22013, "me@node:22013"),
+    ],
+)
+def test_address_and_port_stay_together(tmp_path: Path, host: str, name: str, port: int, endpoint: str) -> None:
+    (hop,) = ways("User me\n", tmp_path, host)
+    assert (hop.host_key_name, hop.port, hop.endpoint.lower()) == (name, port, endpoint)
+    assert f"-p {port}" in hop.by_hand or port == 22
+
+
+def test_match_and_nested_include(tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "a").write_text(f'Include {tmp_path}/more/b\nMatch host node exec "true"\n  Port 2201\n')
+    (tmp_path / "more" / "b").write_text('Match originalhost node !exec "false"\n  User deep\n')
+    (hop,) = ways(f"Include {tmp_path}/more/a\nHost *\n  User shallow\n  Port 2202\n", tmp_path)
+    assert hop.endpoint == "deep@node:2201"
+
+
+def test_each_jump_is_resolved_with_its_own_jumps(tmp_path: Path) -> None:
+    """The first of a list keeps its own ProxyJump, the others' are replaced by the list: as with OpenSSH."""
+    text = (
+        "Host node\n  ProxyJump inner,u@[::1]:2222,ssh://x@last:2223\n"
+        "Host inner\n  ProxyJump outer\n  HostName 10.0.0.7\nHost outer\n  Port 2201\nHost last\n  ProxyJump outer\n"
+        "Host *\n  User me\n"
+    )
+    endpoints = ["me@outer:2201", "me@10.0.0.7:22", "u@[::1]:2222", "x@last:2223", "me@node:22"]
+    assert [hop.endpoint for hop in ways(text, tmp_path)] == endpoints
+
+
+def test_what_is_for_the_host_is_not_for_its_jumps(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("")
+    text = "Host node\n  ProxyJump gate\nHost gate\n  User porter\n  IdentityFile ~/.ssh/gate\nHost *\n  User me\n"
+    gate, node = ways(text, tmp_path, user="root", port=2222, identity=str(tmp_path / "key"))
+    assert (gate.endpoint, node.endpoint) == ("porter@gate:22", "root@node:2222")
+    assert str(tmp_path / "key") in node.identities
+    assert str(tmp_path / "key") not in gate.identities
+
+
+def test_names_of_files_are_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEYS", "/keys")
+    monkeypatch.setenv("OTHER_AGENT", "/run/agent")
+    text = (
+        "HostName real.example\nUser u\nIdentityFile ${KEYS}/%r@%n-%h:%p%%\nIdentityFile none\n"
+        "IdentityAgent $OTHER_AGENT\nCertificateFile ~/cert-%r\nIdentitiesOnly yes\nProxyCommand via %h %p %r %n\n"
+    )
+    (hop,) = ways(text, tmp_path)
+    assert hop.identities == ("/keys/u@node-real.example:22%",)
+    assert hop.certificates == (f"{Path(pwd.getpwuid(os.getuid()).pw_dir)}/cert-u",)
+    assert (hop.agent, hop.identities_only) == ("/run/agent", True)
+    assert hop.proxy_command == "via real.example 22 u node"
+    (hop,) = ways("IdentityAgent none\nProxyCommand none\n", tmp_path)
+    assert (hop.agent, hop.proxy_command) == (None, None)

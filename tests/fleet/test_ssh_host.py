@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +22,7 @@ from islandctl.fleet import ssh_host, wire
 from islandctl.fleet.connect import connect
 from islandctl.fleet.host import Host
 from tests.fleet.reaching import Start, hello, reach
-from tests.sshd import Sshd
+from tests.sshd import SHELLS, Sshd
 
 # Commands
 
@@ -112,14 +116,47 @@ def test_arguments_and_values_arrive_as_they_are(host: Host, arguments: list[str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("login_shell", ["dash -c", "bash -c", "bash -lc", "sh -c"])
-def test_other_login_shells(sshd: Start, login_shell: str) -> None:
-    host = reach(sshd(login_shell=login_shell))
+@pytest.mark.parametrize("login_shell", [*(f"{name} -c" for name in SHELLS), "bash -lc"])
+def test_any_login_shell_with_a_motd(sshd: Start, login_shell: str) -> None:
+    server = sshd(login_shell=login_shell)
+    noise = ("bashrc", "bash_profile", "zshenv", "tcshrc", "cshrc", "config/fish/config.fish")
+    for name in noise:
+        (server.home / f".{name}").parent.mkdir(parents=True, exist_ok=True)
+        (server.home / f".{name}").write_text("echo Welcome to node-7\n")
+    host = reach(server)
     nasty = ["echo", "-n", "a b", "$HOME", "`x`", "it's", '"', "!", "\\", "*", "~", "(", ";", "\n"]
     try:
         assert host.run(nasty, timeout_s=20).stdout == " ".join(nasty[2:]).encode()
     finally:
         host.close()
+    for name in noise:
+        assert (server.home / f".{name}").read_text() == "echo Welcome to node-7\n"
+
+
+PATHS = st.text(st.characters(exclude_characters="'!\\\n\r\0", exclude_categories=["Cs"]), min_size=1, max_size=12)
+
+
+@pytest.mark.slow
+@settings(
+    max_examples=3, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.lists(PATHS, min_size=20, max_size=40))
+def test_interpreter_paths_in_real_shells(tmp_path: Path, rests: list[str]) -> None:
+    show = tmp_path / "show"
+    show.write_text(f"#!{sys.executable} -I\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
+    show.chmod(0o755)
+    paths = [prefix + rest for rest in rests for prefix in ("/", "~/")]
+    words = " ".join(ssh_host.shell_word(path) for path in paths)
+    for shell in SHELLS:
+        done = subprocess.run(
+            [shell, "-c", f"exec {show} {words}"],
+            env={"HOME": "/the/home", "PATH": os.environ["PATH"], "LANG": "C.UTF-8"},
+            capture_output=True,
+            check=True,
+        )
+        assert json.loads(done.stdout) == [
+            "/the/home" + path[1:] if path.startswith("~/") else path for path in paths
+        ], shell
 
 
 def test_noise_of_the_login_shell_is_not_data(sshd: Start) -> None:
