@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import islandctl
 from islandctl.errors import IslandError, PreflightError, UnreachableError
 from islandctl.fleet import ssh_host, wire
 from islandctl.fleet.connect import connect
@@ -239,3 +241,15 @@ def test_a_background_start_returns_at_once(host: Host) -> None:
 def test_the_command_line_holds_nothing_that_a_shell_would_touch() -> None:
     """Inside double quotes sh, bash, zsh, csh and fish touch only these."""
     assert not set("$`\\!\"'\n") & set(wire.BOOT)
+
+
+def test_nothing_asks_for_root() -> None:
+    """No command of the product begins with sudo or docker, nor with su; hints to a person may name them."""
+    words = re.compile(r"(sudo|su|doas|docker|podman)( |$)")
+    found = [
+        f"{path}:{text.lineno}: {text.value}"
+        for path in Path(islandctl.__file__).parent.rglob("*.py")
+        for text in ast.walk(ast.parse(path.read_text()))
+        if isinstance(text, ast.Constant) and isinstance(text.value, str) and words.match(text.value)
+    ]
+    assert found == []
