@@ -22,7 +22,7 @@ from islandctl.planner.limits import not_yet
 from islandctl.planner.plan import Plan
 from islandctl.runs import record as records
 from islandctl.runs.files import only_one
-from islandctl.runs.network import start_relay, start_tunnels
+from islandctl.runs.network import await_tunnels, start_relay, start_tunnels
 from islandctl.runs.reach import Reach, Say, demand, each
 from islandctl.runs.record import CellRecord, NodeRecord, RunRecord
 from islandctl.runs.relay import make_secrets
@@ -69,6 +69,7 @@ def start(plan: Plan, run: str | None, say: Say, ask: Ask | None = None) -> RunR
         make_secrets(record, plan)
         record = start_relay(record, plan, reach, say)
         record = start_tunnels(record, plan, reach, say)
+        await_tunnels(record, reach)
         write_cells(record, plan, reach)
         start_workers(record, plan, reach)
         return records.change(record, phase="launched", reason="", launcher_pid=0)
