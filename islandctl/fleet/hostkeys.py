@@ -118,6 +118,10 @@ class HostKeys:
         for entry in known:
             if entry.marker == "REVOKED" and entry.key in (shown.key, _authority(shown)):
                 raise HostKeyError(f"{place} ({shown}) is revoked by {entry.place}", hint="do not use this host")
+        if hop.revoked_keys is not None and _is_revoked(shown.key, shown.kind, hop.revoked_keys):
+            raise HostKeyError(
+                f"{place} ({shown}) is revoked by {hop.revoked_keys} (RevokedHostKeys)", hint="do not use this host"
+            )
         plain = [entry for entry in known if not entry.marker]
         if any(entry.key == shown.key for entry in plain) or self._vouched(place, hop, known, shown):
             return
@@ -173,6 +177,19 @@ class HostKeys:
             file.seek(0)
             if line not in file.read().splitlines():
                 file.write(line + "\n")
+
+
+def _is_revoked(key: bytes, kind: str, file: str) -> bool:
+    """Whether OpenSSH's list of revoked keys holds a key; a list that cannot be read revokes all, as with OpenSSH."""
+    line = f"{kind} {base64.b64encode(key).decode()}\n"
+    try:
+        content = Path(file).read_bytes()
+    except OSError:
+        return True
+    if not content.startswith(b"SSHKRL"):  # a plain list of public keys
+        return any(line.split()[1].encode() in text.split() for text in content.splitlines())
+    argv = ["ssh-keygen", "-Q", "-f", file, "/dev/stdin"]
+    return subprocess.run(argv, input=line.encode(), capture_output=True, timeout=20, check=False).returncode != 0
 
 
 def _authority(shown: Shown) -> bytes | None:

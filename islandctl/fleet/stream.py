@@ -78,7 +78,7 @@ def open_stream(label: str, hop: Hop) -> tuple[socket.socket, Callable[[], str]]
         return _proxy(label, hop.proxy_command)
     place = f"{hop.host} port {hop.port}"
     try:
-        sock = socket.create_connection((hop.host, hop.port), timeout=hop.connect_timeout_s)
+        sock = _connect(hop)
     except socket.gaierror as error:
         raise UnreachableError(
             f"{label}: the name {hop.host} is not known ({error.strerror})",
@@ -109,6 +109,23 @@ def open_stream(label: str, hop: Hop) -> tuple[socket.socket, Callable[[], str]]
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return sock, str
+
+
+def _connect(hop: Hop) -> socket.socket:
+    """Connect to the first of the host's addresses that answers."""
+    trouble = OSError("no address")
+    for family, kind, protocol, _, place in socket.getaddrinfo(hop.host, hop.port, hop.family, socket.SOCK_STREAM):
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.settimeout(hop.connect_timeout_s)
+            if hop.source is not None:
+                sock.bind((hop.source, 0))
+            sock.connect(place)
+            return sock
+        except OSError as error:
+            sock.close()
+            trouble = error
+    raise trouble
 
 
 def _proxy(label: str, command: str) -> tuple[socket.socket, Callable[[], str]]:

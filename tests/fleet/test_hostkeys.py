@@ -88,7 +88,7 @@ def test_a_changed_key_stops_and_the_command_accepts_it(sshd: Start, policy: str
 @pytest.mark.slow
 def test_a_key_of_another_kind_is_a_changed_key(sshd: Start, tmp_path: Path) -> None:
     server = sshd()
-    other = make_key(tmp_path / "rsa", "rsa").with_suffix(".pub").read_text().split()[:2]
+    other = make_key(tmp_path / "ecdsa", "ecdsa").with_suffix(".pub").read_text().split()[:2]
     server.known_hosts.write_text(f"[127.0.0.1]:{server.port} {' '.join(other)}\n")
     assert "has changed" in refused(HostKeyError, server, host_keys="accept-new").message
 
@@ -114,6 +114,16 @@ def test_a_revoked_key_stops(sshd: Start) -> None:
     server = sshd()
     server.known_hosts.write_text(f"@revoked {server.known_hosts_line()}")
     assert "is revoked by" in refused(HostKeyError, server, host_keys="accept-new").message
+    server.remember()
+    public, revoked = server.folder / "host_key.pub", server.folder / "revoked"
+    subprocess.run(["ssh-keygen", "-q", "-k", "-f", revoked, public], check=True)
+    config = server.folder / "config"
+    config.write_text(f"RevokedHostKeys {revoked}\n")
+    assert "(RevokedHostKeys)" in refused(HostKeyError, server, config=str(config)).message
+    revoked.write_text(f"# none\n{public.read_text()}")
+    assert "(RevokedHostKeys)" in refused(HostKeyError, server, config=str(config)).message
+    revoked.write_text(make_key(server.folder / "other").with_suffix(".pub").read_text())
+    assert hello(reach(server, config=str(config))) == b"hello\n"
 
 
 @pytest.mark.slow
@@ -138,7 +148,7 @@ def test_the_key_of_a_jump_host_is_enforced_too(sshd: Start, tmp_path: Path) -> 
 @pytest.mark.slow
 def test_a_host_certificate_of_a_known_authority_is_believed(sshd: Start, tmp_path: Path) -> None:
     server = sshd()
-    authority = make_key(tmp_path / "authority", "rsa")
+    authority = make_key(tmp_path / "authority", "ecdsa")
     server.stop()
     certificate = certify(authority, server.folder / "host_key", "-h", "-n", "127.0.0.1")
     with (server.folder / "sshd_config").open("a") as config:
@@ -167,7 +177,7 @@ def test_a_host_certificate_of_a_known_authority_is_believed(sshd: Start, tmp_pa
     ],
 )
 def test_what_a_host_certificate_must_say(tmp_path: Path, options: list[str], told: str) -> None:
-    authority, key = make_key(tmp_path / "authority", "ecdsa"), make_key(tmp_path / "key")
+    authority, key = make_key(tmp_path / "authority"), make_key(tmp_path / "key")
     file = certify(authority, key, *options)
     (tmp_path / "known_hosts").write_text(f"@cert-authority 127.0.0.1 {authority.with_suffix('.pub').read_text()}")
     (hop,) = resolve("127.0.0.1", Ssh(config="/dev/null", known_hosts=str(tmp_path / "known_hosts")))

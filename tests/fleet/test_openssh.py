@@ -41,7 +41,7 @@ def test_jump_through_another_server(sshd: Start, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_jump_through_two_servers(sshd: Start, tmp_path: Path) -> None:
-    outer, inner, server = sshd(), sshd(), sshd()
+    outer, inner, server = sshd(), sshd(address="::1"), sshd()
     text = outer.alias("outer") + inner.alias("inner") + server.alias("node", "ProxyJump outer,inner")
     settings = jump_config(tmp_path, text)
     assert [hop.alias for hop in resolve("node", server.site(hosts=["node"], **settings).ssh)] == [
@@ -50,6 +50,12 @@ def test_jump_through_two_servers(sshd: Start, tmp_path: Path) -> None:
         "node",
     ]
     assert hello(reach(server, name="node", **settings)) == b"hello\n"
+    text = outer.alias("outer") + inner.alias("inner", "ProxyJump outer") + server.alias("node", "ProxyJump inner")
+    assert hello(reach(server, name="node", **jump_config(tmp_path, text))) == b"hello\n"
+    assert (outer.folder / "sshd.log").read_text().count("Accepted publickey") == 2
+    inner.drop()
+    error = refused(UnreachableError, server, name="node", **jump_config(tmp_path, text))
+    assert error.message.startswith(f"east/node: jump host inner: jump host outer cannot reach ::1 port {inner.port}")
 
 
 @pytest.mark.slow
@@ -60,6 +66,19 @@ def test_proxyjump_none_is_no_host(sshd: Start, tmp_path: Path, word: str) -> No
     settings = jump_config(tmp_path, text + "Host *.example.com\n  ProxyJump gate.example.com\n")
     assert hello(reach(bastion, name="gate.example.com", **settings)) == b"hello\n"
     assert hello(reach(server, name="node.example.com", **settings)) == b"hello\n"
+
+
+def test_the_family_of_addresses(sshd: Start, tmp_path: Path) -> None:
+    server = sshd()
+    text = server.alias("node", "HostKeyAlias that")
+    text = text.replace("HostName 127.0.0.1", "HostName localhost")
+    server.known_hosts.write_text(server.known_hosts_line() + server.known_hosts_line().replace("[", "that,[", 1))
+    for family, answers in (("inet", True), ("inet6", False)):
+        settings = jump_config(tmp_path, f"{text}  AddressFamily {family}\n  BindAddress 127.0.0.1\n")
+        if answers:
+            assert hello(reach(server, name="node", **settings)) == b"hello\n"
+        else:
+            refused(UnreachableError, server, name="node", **settings)
 
 
 def test_what_is_typed_by_hand_goes_the_same_way(sshd: Start, tmp_path: Path) -> None:

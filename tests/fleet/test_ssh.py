@@ -13,10 +13,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from fabric import Config, Connection
 
+from islandctl.config.site import Ssh
 from islandctl.errors import ConfigError, PreflightError, UnreachableError
 from islandctl.fleet import ssh, ssh_keys
 from islandctl.fleet.connect import Fleet
+from islandctl.fleet.hostkeys import HostKeys
+from islandctl.fleet.openssh import Hop, resolve
 from tests.fleet.reaching import Start, certify, hello, jump_config, reach, refused
 from tests.sshd import Sshd, free_port, make_key
 
@@ -200,6 +204,29 @@ def test_a_login_limit_that_stays_is_told_as_such(sshd: Start, monkeypatch: pyte
         error = refused(UnreachableError, server)
     place = f"127.0.0.1:{server.port}"
     assert f"{place} closed the connection 2 times before login (login limit, MaxStartups?)" in error.message
+
+
+def test_eight_handshakes_at_a_time_go_through_a_jump_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gate, *nodes = (resolve(f"me@10.0.0.{n}", Ssh(config="/dev/null"))[0] for n in range(17))
+    together, most, now = threading.Barrier(8), 0, 0
+    counting = threading.Lock()
+
+    def handshake(label: str, hop: Hop, host_keys: HostKeys, below: ssh.Link | None) -> str:
+        nonlocal most, now
+        with counting:
+            now += 1
+            most = max(most, now)
+        together.wait(60)  # eight can, or this breaks
+        with counting:
+            now -= 1
+        return label
+
+    monkeypatch.setattr(ssh, "_login", handshake)
+    keys = HostKeys(tmp_path / "known_hosts", "strict", print)
+    below = ssh.Link("east/gate", gate, Connection("10.0.0.0", config=Config(lazy=True)))
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda hop: ssh.login(f"east/{hop.alias}", hop, keys, below), nodes))
+    assert most == 8
 
 
 @pytest.mark.slow
