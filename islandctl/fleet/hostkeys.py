@@ -9,6 +9,7 @@ import itertools
 import os
 import re
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,6 +22,10 @@ from islandctl.fleet.openssh import Hop
 
 Ask = Callable[[str], bool]
 """Puts a question to a person, one at a time however many threads ask, and waits for yes or no."""
+
+
+_first_contacts = threading.Lock()
+"""One at a time: two connections to one host ask once."""
 
 
 @dataclass(frozen=True)
@@ -136,9 +141,12 @@ class HostKeys:
                 f"ssh-keygen -R {quote(hop.host_key_name)} -f {quote(entry.file)} && "
                 f"echo {quote(line)} >> {quote(entry.file)}",
             )
-        if self._policy != "accept-new":
-            self._first_contact(place, hop, shown, line)
-        self._keep(line)
+        with _first_contacts:
+            if self._own.is_file() and line in self._own.read_text().splitlines():
+                return  # accepted meanwhile, over another connection
+            if self._policy != "accept-new":
+                self._first_contact(place, hop, shown, line)
+            self._keep(line)
         self._on_message(f"{place} is new, accepted and kept in {self._own}: {shown}")
 
     def _vouched(self, place: str, hop: Hop, known: list[KnownKey], shown: Shown) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import re
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,10 @@ def test_first_contact_asks_with_the_fingerprint(sshd: Start) -> None:
     assert hello(reach(server, host_keys="ask", ask=answers(True))) == b"hello\n"
     assert hello(reach(server, host_keys="ask")) == b"hello\n"
     assert len(questions) == 2
+    (server.folder / "run" / "known_hosts").unlink()
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda _: hello(reach(server, host_keys="ask", ask=answers(True))), range(3)))
+    assert len(questions) == 3
     assert re.search(r"east/\S+: the host key of \S+ is unknown: it shows ssh-ed25519 SHA256:\S{43}\.", questions[0])
     assert server.known_hosts.read_text() == ""  # kept in the run's own file; the user's are not touched
 
