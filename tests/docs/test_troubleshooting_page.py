@@ -26,6 +26,16 @@ def test_the_page_is_what_the_code_says() -> None:
     assert done.stdout in PAGE, "cog -r docs/troubleshooting.md"
 
 
+def test_what_status_is_said_to_say_is_in_the_code() -> None:
+    files = [*(ROOT / "islandctl/runs").glob("*.py"), *(ROOT / "islandctl/fleet").glob("*.py")]
+    files += (ROOT / "islandctl/worker").glob("*.py")
+    code = " ".join(path.read_text() for path in files)
+    table = PAGE.partition("## What status says of a run")[2].partition("\n## ")[0]
+    words = [part for row in re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE) for part in row.split("…")]
+    assert len(words) > 16
+    assert [part for part in words if part.strip(" ;:") not in code] == []
+
+
 @pytest.fixture
 def nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ISLANDCTL_HOME", str(tmp_path))
