@@ -301,3 +301,15 @@ def test_a_server_that_hangs_is_given_up(sshd: Start, tmp_path: Path, monkeypatc
 def test_an_account_without_a_shell(sshd: Start) -> None:
     error = refused(PreflightError, sshd(login_shell="/usr/sbin/nologin"))
     assert "python gave no answer (exit code 1): This account is currently not available." in error.message
+
+
+def test_a_server_that_wants_more_than_a_key(sshd: Start) -> None:
+    server = sshd(options=["PasswordAuthentication yes", "AuthenticationMethods publickey,password"])
+    error = refused(PreflightError, server)
+    assert f"took {server.identity}, but also wants a second factor (password)" in error.message
+    assert "ControlMaster" in error.hint
+
+
+def test_a_server_that_shares_no_algorithm(sshd: Start) -> None:
+    error = refused(PreflightError, sshd(options=["Ciphers chacha20-poly1305@openssh.com"]))
+    assert "no common algorithm: " in error.message
