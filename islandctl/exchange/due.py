@@ -232,7 +232,10 @@ class Due:
         if commit is None:
             return self._stop_in_warmup()
         if self._stop_known is None:
-            self._stop_known = common_step(commit, self._schedule, self._pairing, arrival=self._arrival)
+            unequal = self._settings.pace == "measured"
+            self._stop_known = common_step(
+                commit, self._schedule, self._pairing, arrival=self._arrival, unequal=unequal
+            )
         return self._stop_known
 
     def _stop_in_warmup(self) -> int:

@@ -139,7 +139,7 @@ def _plan(case: Case) -> tuple[Plan, Setting]:
         recipe=recipe.value,
         sites=tuple(site.value for site in sites),
         cells=cells,
-        config_hash=config_hash(recipe.value, tuple(cell.name for cell in cells)),
+        config_hash=config_hash(recipe.value, cells),
         sources={
             os.path.abspath(recipe.path): recipe.text_hash,
             **{os.path.abspath(site.path): site.text_hash for site in sites},

@@ -29,7 +29,7 @@ def plan_of_script(recipe: Loaded[Recipe], sites: Sequence[Loaded[SiteProfile]],
         recipe=value,
         sites=tuple(site.value for site in sites),
         cells=cells,
-        config_hash=config_hash(value, tuple(cell.name for cell in cells), recipe.files),
+        config_hash=config_hash(value, cells, recipe.files),
         sources={
             os.path.abspath(recipe.path): recipe.text_hash,
             **{os.path.abspath(site.path): site.text_hash for site in sites},
