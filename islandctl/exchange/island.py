@@ -177,7 +177,7 @@ class Island:
         """
         self._start()
         self._warmup.go_on()
-        return self._own_step()
+        return self._go_on()
 
     def step(self, tokens: int) -> int:
         """One inner step is done. Collective over the cell's ranks.
@@ -203,18 +203,23 @@ class Island:
         self._own += 1
         for state in self._rounds.states:
             state.tokens += tokens
-        while self._progress.step < min(self.pace.run_step(self._own), self.schedule.steps):
-            self._progress.step += 1
+        return self._go_on()
+
+    def _go_on(self) -> int:
+        """Through the run's steps that the cell has reached with its own; gives its own counter, which follows where
+        the run's was put forward."""
+        progress, pace = self._progress, self.pace
+        reached = min(pace.run_step(self._own), self.schedule.steps)
+        while progress.step < reached:
+            progress.step += 1
             self._due.settle()
             self._due.begin()
-        return self._own_step()
-
-    def _own_step(self) -> int:
-        """The cell's own counter, which follows where the run's was put forward."""
-        step, pace = self._progress.step, self.pace
-        reached = pace.run_step(self._own)
-        if reached != step and not reached < step < pace.run_step(self._own + 1):
-            self._own = pace.at(step)
+            # What is due now, and left undone because the process must end, is waited for at this step after a resume.
+            if progress.step < reached and self._rounds.due_at(progress.step) and self._waiting.hurried():
+                return self._own
+        beyond = pace.run_step(self._own - 1), pace.run_step(self._own + 1)
+        if progress.step != reached and not beyond[0] < progress.step < beyond[1]:
+            self._own = pace.at(progress.step)
         return self._own
 
     @property
@@ -347,7 +352,7 @@ class Island:
         if self._progress.step < self.schedule.steps:
             self._due.settle()
             self._due.begin()
-        return self._own_step()
+        return self._go_on()
 
     def _start(self) -> None:
         self._follower.start(self._rounds.applied())
