@@ -146,8 +146,8 @@ class Exchange(Settings):
             raise self.contradiction("pace_bound is for pace: measured", "pace_bound")
         if self.pace == "measured" and self.mode == "butterfly":
             raise self.contradiction(
-                "a butterfly mixes partners half and half, however long each has trained: with unequal steps the mean "
-                "would not be that of the tokens; leave pace out, or set mode: two-site",
+                "a butterfly mixes partners half and half, however long each has trained: with unequal steps the "
+                "mean would not be that of the tokens; leave pace out, or set mode: two-site",
                 "pace",
                 "mode",
             )

@@ -18,8 +18,8 @@ from islandctl.config.model import Model
 class Pace(Model):
     """One cell's own steps against the run's.
 
-    Between two snapshots, and from a window's begin to its first, a cell's own steps are spread evenly over the run's.
-    Snapshots and windows' ends themselves fall on whole steps of both, so all cells pass them in one order, and what
+    From one snapshot to the next (and from a window's begin to the first) a cell's own steps are spread evenly over
+    the run's. Snapshots and windows' ends fall on whole steps of both. So all cells pass them in one order, and what
     is due between two snapshots in one cell is due between the same two in every cell.
     """
 
@@ -44,7 +44,7 @@ class Pace(Model):
     @model_validator(mode="after")
     def _a_step_a_fragment(self) -> Pace:
         if self.own < self.fragments:
-            raise ValueError(f"{self.own} steps a window are fewer than {self.fragments} fragments: one starts a step")
+            raise ValueError(f"{self.own} steps a window are fewer than {self.fragments} fragments")
         return self
 
     def own_step(self, step: int) -> int:
@@ -94,10 +94,19 @@ class Pace(Model):
         return begin, own_begin, end - begin, own_end - own_begin
 
 
-def paced(steps_per_s: Sequence[float], exchange: Exchange) -> tuple[int, ...]:
-    """Each cell's own steps a window, so that all end it together: in proportion to its speed, ``exchange.window`` at
-    the geometric mean of all, within ``exchange.pace_bound`` on either side; at least one a fragment."""
+def middle_speed(steps_per_s: Sequence[float]) -> float:
+    """The speed at which a cell takes ``exchange.window`` steps a window: the geometric mean, so that one cell twice
+    as fast and one half as fast leave it where it is."""
+    return math.exp(sum(map(math.log, steps_per_s)) / len(steps_per_s))
+
+
+def pace_limits(exchange: Exchange) -> tuple[int, int]:
+    """The fewest and the most steps of its own that a cell may take in a window; at least one a fragment."""
     window, bound = exchange.window, exchange.bound
-    middle = math.exp(sum(map(math.log, steps_per_s)) / len(steps_per_s))
-    least, most = max(math.ceil(window / bound), exchange.fragments), math.floor(window * bound)
-    return tuple(min(max(round(window * speed / middle), least), most) for speed in steps_per_s)
+    return max(math.ceil(window / bound), exchange.fragments), math.floor(window * bound)
+
+
+def paced(steps_per_s: Sequence[float], exchange: Exchange) -> tuple[int, ...]:
+    """Each cell's own steps a window, so that all end it together: in proportion to its speed, within the limits."""
+    (least, most), middle = pace_limits(exchange), middle_speed(steps_per_s)
+    return tuple(min(max(round(exchange.window * speed / middle), least), most) for speed in steps_per_s)

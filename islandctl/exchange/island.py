@@ -171,8 +171,8 @@ class Island:
         """Wait for the first cell; call after ``resume``, while ``warming_up``. Collective.
 
         Returns:
-            The cell's own step counter: the warm-up's end once the first cell's values are here; before that the step at
-            which the first cell has saved a checkpoint, so that this one can save at the same step and both are
+            The cell's own step counter: the warm-up's end once the first cell's values are here; before that the step
+            at which the first cell has saved a checkpoint, so that this one can save at the same step and both are
             joint; or the same as before when ``hurry`` was called.
         """
         self._start()
@@ -214,7 +214,7 @@ class Island:
             progress.step += 1
             self._due.settle()
             self._due.begin()
-            # What is due now, and left undone because the process must end, is waited for at this step after a resume.
+            # What is due now, and left undone because the process must end, a resume waits for at this step.
             if progress.step < reached and self._rounds.due_at(progress.step) and self._waiting.hurried():
                 return self._own
         beyond = pace.run_step(self._own - 1), pace.run_step(self._own + 1)
@@ -251,7 +251,7 @@ class Island:
         return True
 
     def should_stop_at(self) -> int | None:
-        """The cell's own step at which all cells checkpoint and end because of a stop entry; None: go on. Equal on all
+        """The cell's own step at which all checkpoint and end because of a stop entry; None: go on. Equal on all
         ranks."""
         return None if self._due.stop_at is None else self.pace.own_step(self._due.stop_at)
 

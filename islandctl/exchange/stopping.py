@@ -17,8 +17,8 @@ def common_step(
     With one anchor nobody passes that round's apply step without having read its commit. In a butterfly others may be
     ahead of the commit's pair, by what ``reached`` allows; they hear of it with their own next round at the latest.
     With ``when: arrival`` a round can be applied before its step, and only one that began after the stop was known
-    waits for the stop: so one overlap later. Cells of unequal pace are at one step only where a snapshot is due: at the
-    next of these.
+    waits for the stop: so one overlap later. Cells of unequal pace are at one step only where a snapshot is due: at
+    the next of these.
 
     Args:
         pairing: of a butterfly.

@@ -184,7 +184,7 @@ class CellShare(Model):
     step_s: float
     """With this batch, planned again."""
     steps: int
-    """In place of another batch: steps a window."""
+    """In place of another batch: its own steps a window, as ``exchange.pace: measured`` has them."""
 
 
 class RelayPlace(Model):

@@ -110,9 +110,7 @@ def _prepare(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> RunRecord
                 )
             )
         pace = None if cell.window is None else Pace.of(plan.recipe.exchange, cell.window)
-        cells.append(
-            CellRecord(index=cell.index, name=cell.name, site=cell.site, nodes=tuple(members), pace=pace)
-        )
+        cells.append(CellRecord(index=cell.index, name=cell.name, site=cell.site, nodes=tuple(members), pace=pace))
     return records.change(record, cells=tuple(cells))
 
 

@@ -49,7 +49,9 @@ def test_every_cell_passes_the_same_snapshots_results_and_windows_in_one_order(m
     events.sort()
     assert all(left[1] <= right[1] for left, right in pairwise(events))
     for snapshot, taken in events:
-        assert all((step > snapshot) == (own_step > taken) for step, own_step in events if pace.reaches(snapshot, taken))
+        assert all(
+            (step > snapshot) == (own_step > taken) for step, own_step in events if pace.reaches(snapshot, taken)
+        )
 
 
 @given(paces())

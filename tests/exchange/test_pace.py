@@ -1,4 +1,4 @@
-"""Cells that take unequal numbers of steps in a window: one schedule, one anchor, weights by what each has trained."""
+"""Cells that take unequal numbers of steps in a window: one schedule, one anchor, weights by what each trains."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import random
 
 import pytest
 import torch
-from torch import Tensor
 
-from islandctl.config.exchange import Late, Outer
+from islandctl.config.exchange import Late
 from islandctl.exchange import courier, follower
 from tests.exchange.stress import Mishaps, Trouble, settings_of
 from tests.exchange.test_trouble import seeds
@@ -90,9 +89,7 @@ def test_two_cells_share_one_anchor_weighed_by_what_each_has_trained() -> None:
         weights = tokens if any(tokens) else [1, 1]
         for name in names:
             parts = [n * values[name] for n, values in zip(weights, dense.values, strict=True)]
-            torch.testing.assert_close(
-                cells[0].values()[name].double(), sum(parts) / sum(weights), rtol=0, atol=2e-6
-            )
+            torch.testing.assert_close(cells[0].values()[name].double(), sum(parts) / sum(weights), rtol=0, atol=2e-6)
     assert same(cells[0].values(), cells[1].values())
     assert same(anchors(cells[0]), anchors(cells[1]))
     for cell in cells:
@@ -107,9 +104,7 @@ def unequal(seed: int, mishaps: Mishaps, rolled: random.Random, **changes: objec
     least = max(settings.fragments, window // 2)
     owns = [rolled.randint(least, 2 * window) for _ in range(rolled.choice([2, 2, 3]))]
     steps = settings.warmup + window * rolled.choice([4, 6])
-    return Trouble(
-        seed, mishaps, settings=settings, num_cells=len(owns), steps=steps, every=window, owns=owns
-    )
+    return Trouble(seed, mishaps, settings=settings, num_cells=len(owns), steps=steps, every=window, owns=owns)
 
 
 @pytest.mark.parametrize("seed", seeds(2, 6))
