@@ -243,8 +243,9 @@ class Due:
         step, follower = self._progress.step, self._follower
         if not follower.stopping or step >= self._schedule.warmup:
             return NONE
-        if follower.stop_saved is not None:
-            return follower.stop_saved.step
+        saved = follower.stop_saved
+        if saved is not None and saved.step < self._schedule.warmup:  # else its seed is here, and it has gone on
+            return saved.step
         if self._progress.cell != 0:
             return NONE
         if self._stop_after is None:
