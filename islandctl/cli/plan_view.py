@@ -92,7 +92,8 @@ def _title(plan: Plan) -> Text:
     if exchange.mode == "none":
         return text.append("one cell alone, nothing is exchanged")
     return text.append(
-        f"{exchange.mode}: {len(plan.cells)} cells; window {exchange.window}, {exchange.fragments} fragments, "
+        f"{exchange.mode}: {len(plan.cells)} cells; window {exchange.window}"
+        f"{' (each its own steps)' if own_steps(plan) else ''}, {exchange.fragments} fragments, "
         f"overlap {exchange.overlap}, codec {exchange.codec}"
     )
 
