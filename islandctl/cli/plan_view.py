@@ -41,7 +41,7 @@ def show(plan: Plan, *, command: str, settings: Sequence[str] = (), run: str | N
     console.print(_sites(plan))
     if plan.estimates:
         console.print(_cells(plan))
-        own = "; steps: its own, a window" if own_steps(plan) else ""
+        own = "; steps: its own" if own_steps(plan) else ""
         console.print(Text(_LEGEND + own, style="dim"))
     for line in _total_lines(plan):
         console.print(line)
