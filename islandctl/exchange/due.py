@@ -243,9 +243,11 @@ class Due:
         step, follower = self._progress.step, self._follower
         if not follower.stopping or step >= self._schedule.warmup:
             return NONE
-        saved = follower.stop_saved
-        if saved is not None and saved.step < self._schedule.warmup:  # else its seed is here, and it has gone on
-            return saved.step
+        heads = (follower.next_commit(p) for p in range(len(self._rounds.states)))
+        if any(head is not None and self._schedule.is_seed(head.window) for head in heads):
+            return NONE  # the seed is older than the stop: others have gone on from there
+        if follower.stop_saved is not None:
+            return follower.stop_saved.step
         if self._progress.cell != 0:
             return NONE
         if self._stop_after is None:

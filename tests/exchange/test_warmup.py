@@ -236,17 +236,24 @@ def test_a_stop_within_the_warm_up_leaves_a_joint_checkpoint(new_run: Callable[[
 
 
 @pytest.mark.parametrize(
-    ("heard_at", "stops_at", "versions"), [(WARMUP - 1, WARMUP + 2, (1, 1)), (WARMUP, WARMUP + 3 + 2, (2, 1))]
+    ("heard_at", "dies", "stops_at", "versions"),
+    [
+        (WARMUP - 1, False, WARMUP + 2, (1, 1)),
+        (WARMUP, False, WARMUP + 3 + 2, (2, 1)),
+        (WARMUP, True, WARMUP + 3 + 2, (2, 1)),
+    ],
 )
 def test_a_stop_at_the_end_of_the_warm_up_is_the_same_step_everywhere(
-    new_run: Callable[[], Run], heard_at: int, stops_at: int, versions: tuple[int, int]
+    new_run: Callable[[], Run], heard_at: int, dies: bool, stops_at: int, versions: tuple[int, int]
 ) -> None:
     """At the apply step of the seed, or of the first round behind it."""
     run = new_run()
     one, two = run.start(0), run.start(1)
     one.advance(heard_at)
     run.relay.stop("asked")
-    if heard_at == WARMUP:
+    if dies:
+        one = run.start(0, life=one)  # to repeat the warm-up, though the others may have its seed
+    elif heard_at == WARMUP:
         run.register(one)  # of the seed's own step, though the seed is older than the stop
     wait_for(lambda: one.island._follower.stopping)
 
