@@ -75,25 +75,17 @@ def pace_finding(exchange: Exchange, estimates: Sequence[CellEstimate]) -> Findi
     if len(known) < 2:
         return None
     (fast, first), (slow, last) = (pick(known, key=lambda each: each[0]) for pick in (min, max))
-    wait = 1 - fast / slow
-    place = f"{first.cell}, {last.cell}"
+    place, wait = f"{first.cell}, {last.cell}", 1 - fast / slow
     more = f"give {last.cell} {slow / fast:.2g} times the accelerators, or {first.cell} fewer"
     if exchange.pace == "measured":
         named = [one for _, one in known] if len(known) <= FEW_CELLS else [first, last]
-        each = ", ".join(
-            f"{one.cell} {one.window.value:.0f} ({seconds_text(exchange.window * one.run_step.value)})"
-            for one in named
-            if one.window is not None and one.run_step is not None
-        )
-        among = "" if len(named) == len(known) else f" (the fastest and the slowest window of {len(known)})"
-        text = f"steps a window, each its own number: {each}{among}; {first.cell} will wait {wait:.1%} of the time"
-        bound = wait > LONG_WAIT
-        return Finding(
-            level="warn" if bound else "ok",
-            place=place,
-            text=text,
-            hint=f"exchange.pace_bound {exchange.bound:g} allows no more; raise it, or {more}" if bound else "",
-        )
+        text = f"{_own_steps(exchange, named, len(known))}; {first.cell} will wait {wait:.1%} of the time"
+        if wait <= LONG_WAIT:
+            return Finding(level="ok", place=place, text=text)
+        least, most = pace_limits(exchange)
+        bound = (first.window and first.window.value == most) or (last.window and last.window.value == least)
+        hint = f"exchange.pace_bound {exchange.bound:g} allows no more; raise it, or {more}"
+        return Finding(level="warn", place=place, text=text, hint=hint if bound else "a longer exchange.window fits")
     if slow <= UNEQUAL * fast:
         return None
     text = (
@@ -102,3 +94,14 @@ def pace_finding(exchange: Exchange, estimates: Sequence[CellEstimate]) -> Findi
     )
     own = "exchange.pace: measured gives each its own steps a window; or " if exchange.mode == "two-site" else ""
     return Finding(level="warn", place=place, text=text, hint=own + more)
+
+
+def _own_steps(exchange: Exchange, named: Sequence[CellEstimate], num_cells: int) -> str:
+    """Each one's steps, and how long its window takes."""
+    each = ", ".join(
+        f"{one.cell} {one.window.value:.0f} ({seconds_text(exchange.window * one.run_step.value)})"
+        for one in named
+        if one.window is not None and one.run_step is not None
+    )
+    among = "" if len(named) == num_cells else f" (the fastest and the slowest window of {num_cells})"
+    return f"steps a window, each its own number: {each}{among}"
