@@ -54,7 +54,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Span:
-    """Where a value stands in the text: characters ``start`` to ``end`` (counted from 0), with quotes and brackets."""
+    """Where a value stands in the text: characters ``start`` to ``end`` , counted from 0, quotes and brackets too."""
 
     start: int
     end: int

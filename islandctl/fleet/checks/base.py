@@ -161,14 +161,14 @@ class Node:
         told = self.ask("tool", timeout_s=timeout_s, argv=list(argv), keep=keep, aliases=aliases or {})
         return Tool(**told)
 
-    def ask(self, do: str, *, timeout_s: float, **args: Any) -> Any:
-        """Run a function of ``on_node.py`` on the node, in the interpreter that islandctl uses there."""
+    def ask(self, do: str, *, timeout_s: float, program: str = "on_node.py", **args: Any) -> Any:
+        """Run a function of ``program`` on the node, in the interpreter that islandctl uses there."""
         common = {"setup": list(self.site.environment.setup), "work_dir": self.site.work_dir}
         request = {"do": do, "timeout_s": timeout_s, **common, **args}
-        return self.open().python(source("on_node.py"), request, timeout_s=timeout_s + START_S)
+        return self.open().python(source(program), request, timeout_s=timeout_s + START_S)
 
-    def worker_python(self, program: str, *, timeout_s: float, **args: Any) -> Any:
-        """Run a program of this folder in the workers' interpreter, with what it has installed.
+    def worker_python(self, do: str, *, timeout_s: float, **args: Any) -> Any:
+        """Run a function of ``worker/examined.py`` in the workers' interpreter, with what it has installed.
 
         Returns the program's answer, or ``{"error": …}``; ``{"unbuilt": …}`` where no environment is there yet.
         """
@@ -179,8 +179,8 @@ class Node:
             timeout_s=timeout_s,
             python="" if own else environment.python,
             build=environment.build,
-            program=source(program),
-            args=args,
+            program=worker_program(),
+            args={"do": do, **args},
         )
 
 
@@ -282,6 +282,12 @@ class FleetCheck(Check):
     @abstractmethod
     def look(self, nodes: Sequence[Node]) -> Verdicts:
         """Judge what the checks before have learnt (``Node.facts``)."""
+
+
+@cache
+def worker_program() -> str:
+    """The text of what runs in the workers' interpreter; it knows torch, so it lies with the workers."""
+    return (Path(__file__).parents[2] / "worker" / "examined.py").read_text(encoding="utf-8")
 
 
 @cache

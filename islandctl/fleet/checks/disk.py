@@ -38,7 +38,7 @@ class DiskSpace(NodeCheck):
 
     def look(self, node: Node) -> Verdicts:
         """See ``NodeCheck``."""
-        told = node.ask("disk_space", timeout_s=20.0)
+        told = node.ask("disk_space", program="on_disk.py", timeout_s=20.0)
         node.facts["disk"] = told
         cells = node.wanted.cells / (1 if told.get("shared") else node.site.num_nodes)
         saved = node.wanted.checkpoint_bytes
@@ -75,7 +75,8 @@ class DiskRate(NodeCheck):
     def look(self, node: Node) -> Verdicts:
         """See ``NodeCheck``."""
         seconds = node.wanted.seconds or (20.0 if node.tier == "deep" else 5.0)
-        told = node.ask("disk_rates", timeout_s=70.0, limit_bytes=64 << 30, seconds=seconds, small_files=SMALL_FILES)
+        asked = {"limit_bytes": 64 << 30, "seconds": seconds, "small_files": SMALL_FILES}
+        told = node.ask("disk_rates", program="on_disk.py", timeout_s=70.0, **asked)
         node.facts["disk-rate"] = told
         return judge_rate(told)
 
@@ -153,7 +154,7 @@ class ImportTime(NodeCheck):
         """See ``NodeCheck``."""
         took = []
         for _ in range(2):
-            told = node.worker_python("in_torch.py", timeout_s=150.0, do="imports")
+            told = node.worker_python("imports", timeout_s=150.0)
             if "unbuilt" in told:
                 return skipped("no environment is there yet: launch builds it")
             if "error" in told:

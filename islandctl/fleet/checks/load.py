@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from statistics import median
 from typing import Any
 
-from islandctl.config.units import bytes_text
+from islandctl.config.units import bytes_text, flops_text
 from islandctl.fleet.checks.base import (
     Node,
     NodeCheck,
@@ -21,6 +21,7 @@ from islandctl.fleet.checks.base import (
     ok,
     skipped,
     warn,
+    worker_program,
 )
 from islandctl.fleet.checks.smi import ALIASES, is_amd, number, nvidia, rows, untold, word
 
@@ -48,19 +49,15 @@ class MatrixRate(NodeCheck):
             return skipped("a login node: nothing is computed there")
         gpus = node.has_gpus
         seconds = node.wanted.seconds or (30.0 if gpus and node.tier == "deep" else 3.0)
-        fields = ["index", "temperature.gpu", *(f"clocks_event_reasons.{name}" for name in SLOWDOWNS)]
         told = node.worker_python(
-            "in_torch.py",
+            "matrix",
             timeout_s=110.0,
-            do="matrix",
             device="cuda" if gpus else "cpu",
             precision="bfloat16" if gpus else node.wanted.precision,
             size=8192 if gpus else 768,
             seconds=seconds,
             threads=max(1, node.site.cpu.cores // node.ranks),
-            query=["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv"]
-            if gpus and not is_amd(node)
-            else [],
+            queries=[_heat_query(), _heat_query(old=True)] if gpus and not is_amd(node) else [],
         )
         no = without_torch(told)
         if no is not None:
@@ -68,6 +65,14 @@ class MatrixRate(NodeCheck):
         node.facts["under_load"] = told.get("under_load", "")
         node.facts["matrix_rate"] = median(told["rates"])
         return judge_matrix(told, best=node.wanted.matrix_flops, kind=node.site.gpu.type)
+
+
+def _heat_query(*, old: bool = False) -> list[str]:
+    """What tells heat, clocks and PCIe; ``old``: in the words of drivers before 535."""
+    names = [f"clocks_event_reasons.{name}" for name in SLOWDOWNS]
+    names = [ALIASES[name] for name in names] if old else names
+    fields = ["index", "temperature.gpu", "pcie.link.gen.current", "pcie.link.gen.max", *names]
+    return ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv"]
 
 
 def without_torch(told: dict[str, Any]) -> Verdict | None:
@@ -87,14 +92,14 @@ def judge_matrix(told: dict[str, Any], *, best: float | None, kind: str) -> Verd
     if not devices:
         return fail("torch sees no accelerator", hint="a build of torch for the processor? see the check software")
     alone = told.get("each", [])
-    text = f"{rate / 1e12:.3g} TFLOP/s" + (f" on each of {devices}, all at once" if devices > 1 else "")
+    text = flops_text(rate) + (f" on each of {devices}, all at once" if devices > 1 else "")
     figures: dict[str, Any] = {"value": rate, "unit": "FLOP/s", "measured": {"gpu.bf16": rate}}
     if alone:
-        slow = [f"GPU {at}: {one / 1e12:.3g}" for at, one in enumerate(alone) if one < 0.9 * median(alone)]
+        slow = [f"GPU {at}: {flops_text(one)}" for at, one in enumerate(alone) if one < 0.9 * median(alone)]
         if slow:
-            return fail(f"{text}; slower than their neighbours: {listed(slow)} TFLOP/s", **figures)
+            return fail(f"{text}; slower than their neighbours: {listed(slow)}", **figures)
     if best is not None and kind != "cpu":
-        figures["threshold"] = f"{MEASURED_SHARE * best / 1e12:.3g} TFLOP/s"
+        figures["threshold"] = flops_text(MEASURED_SHARE * best)
         if rate < MEASURED_SHARE * best:
             return fail(f"{text}: {rate / best:.0%} of what a {kind} reaches", **figures)
     return ok(text, **figures)
@@ -116,9 +121,7 @@ class GpuHeat(NodeCheck):
         hot = node.facts.get("under_load", "")
         if hot:
             return judge_heat(Tool(0, hot, "", ""), loaded=True)
-        fields = ["index", "temperature.gpu", *(f"clocks_event_reasons.{name}" for name in SLOWDOWNS)]
-        asked = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv"]
-        return judge_heat(node.tool(asked, aliases=ALIASES), loaded=False)
+        return judge_heat(node.tool(_heat_query(), aliases=ALIASES), loaded=False)
 
 
 def judge_heat(tool: Tool, *, loaded: bool) -> Verdict:
@@ -134,10 +137,18 @@ def judge_heat(tool: Tool, *, loaded: bool) -> Verdict:
         for name in SLOWDOWNS
         if word(row, f"clocks_event_reasons.{name}").lower() == "active"
     ]
+    gens = [
+        (word(row, "index"), number(row, "pcie.link.gen.current"), number(row, "pcie.link.gen.max")) for row in table
+    ]
+    low = [
+        f"GPU {index} generation {now:.0f} of {most:.0f}" for index, now, most in gens if now and most and now < most
+    ]
     hottest = max((one for one in degrees.values() if one is not None), default=None)
     when = "under load" if loaded else "at rest"
     if slowed:
         return fail(f"slowed {when}: {listed(slowed)}", value=hottest, unit="°C")
+    if loaded and low:
+        return fail(f"PCIe under load: {listed(low)}", value=hottest, unit="°C")
     if hottest is None:
         return skipped("the driver does not tell temperatures")
     text = f"up to {hottest:.0f} °C {when}, no slow-down"
@@ -228,21 +239,17 @@ class NodeCollective(NodeCheck):
         if node.ranks < 2:
             return skipped("one rank on this node")
         port = node.ask("free_port", timeout_s=10.0)["port"]
-        told = node.worker_python(
-            "in_torch.py", timeout_s=100.0, **reduce_args(node, node.ranks, 0, "127.0.0.1", port)
-        )
+        args = reduce_args(node, node.ranks, 0, "127.0.0.1", port)
+        told = node.worker_python("all_reduce", timeout_s=100.0, **args)
         no = without_torch(told)
         return no or judge_reduce(told, kind=node.site.gpu.type, ranks=node.ranks)
 
 
 def reduce_args(node: Node, world: int, first: int, address: str, port: int) -> dict[str, Any]:
-    """What ``in_torch.all_reduce`` is told for one node's share."""
-    from islandctl.fleet.checks.base import source
-
+    """What ``worker/examined.py`` is told for one node's share."""
     gpus = node.has_gpus
     return {
-        "do": "all_reduce",
-        "program": source("in_torch.py"),
+        "program": worker_program(),
         "device": "cuda" if gpus else "cpu",
         "world": world,
         "first_rank": first,

@@ -224,6 +224,6 @@ def judge_across(told: dict[str, Any], *, kind: str, ranks: int, bandwidth: floa
 
 def _reduce(node: Node, args: dict[str, Any], answers: dict[str, dict[str, Any]]) -> None:
     try:
-        answers[node.label] = node.worker_python("in_torch.py", timeout_s=110.0, **args)
+        answers[node.label] = node.worker_python("all_reduce", timeout_s=110.0, **args)
     except Exception as error:  # told as the node's answer
         answers[node.label] = {"error": str(error)}

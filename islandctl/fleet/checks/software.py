@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from islandctl.config.units import flops_text
 from islandctl.fleet.checks.base import (
     FleetCheck,
     Node,
@@ -38,7 +39,7 @@ class Software(NodeCheck):
 
     def look(self, node: Node) -> Verdicts:
         """See ``NodeCheck``."""
-        told = node.worker_python("in_torch.py", timeout_s=80.0, do="versions")
+        told = node.worker_python("versions", timeout_s=80.0)
         driver = ""
         if node.has_gpus:
             query = node.tool(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
@@ -147,5 +148,5 @@ def judge_site_rate(rates: Mapping[str, float]) -> Verdict:
     least = min(rates.values())
     figures: dict[str, Any] = {"value": least / middle, "unit": "of the median"}
     if slow:
-        return fail(f"of the median {middle / 1e12:.3g} TFLOP/s: {listed(slow)}", **figures)
-    return ok(f"{len(rates)} nodes within {1 - least / middle:.0%} of {middle / 1e12:.3g} TFLOP/s", **figures)
+        return fail(f"of the median {flops_text(middle)}: {listed(slow)}", **figures)
+    return ok(f"{len(rates)} nodes within {1 - least / middle:.0%} of {flops_text(middle)}", **figures)

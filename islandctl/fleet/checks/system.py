@@ -46,6 +46,8 @@ class Login(NodeCheck):
 def judge_login(took: float, told: dict[str, Any], *, local: bool, label: str) -> Verdict:
     """How long the login took, and the PATH that commands see there."""
     how = "this machine" if local else f"{seconds_text(took)}"
+    if told["setup_error"]:
+        return fail(told["setup_error"], hint="correct environment.setup in the profile")
     text = f"{how}; Python {told['python']}, {told['arch']}; PATH {told['path']}"
     made = warn if took > SLOW_LOGIN_S else ok
     return made(text, value=took, unit="s")

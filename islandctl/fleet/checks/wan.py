@@ -198,7 +198,7 @@ def judge_loss(told: Mapping[tuple[str, int], Sequence[Mapping[str, Any]]], *, t
     sent = sum(one.get("segments", 0) for (way, _), nodes in told.items() if way == "up" for one in nodes)
     again = sum(one.get("again", 0) for (way, _), nodes in told.items() if way == "up" for one in nodes)
     if not sent:
-        return skipped("loss: this system does not tell (TCP_INFO)")
+        return skipped("loss: on one machine, or a system without TCP_INFO")
     share = again / sent
     text = f"loss: {share:.3%} of the segments were sent again"
     return (warn if share >= LOSS else ok)(text, value=share, unit="", threshold="0.1 %")

@@ -38,6 +38,7 @@ from islandctl.planner.plan import Plan
 from islandctl.runs import record as records
 from islandctl.runs.doctor import relay
 from islandctl.runs.doctor.report import DoctorReport, Row, in_order, row
+from islandctl.runs.doctor.seen import compared
 from islandctl.runs.files import only_one
 from islandctl.runs.reach import Reach, Say
 from islandctl.runs.record import RunRecord
@@ -144,14 +145,16 @@ class _Examination:
         light = [check for check in of_nodes if not check.measures]
         heavy = [check for check in of_nodes if check.measures]
         self._run(self._of_nodes(light, present))
-        if heavy and present:
-            self._say(f"measuring on {_counted(len(present), 'node')}: {', '.join(check.name for check in heavy)}")
+        loading = [check.name for check in heavy if check.tier != "quick"]
+        if loading and present:
+            self._say(f"measuring on {_counted(len(present), 'node')}: {', '.join(loading)}")
+        self._known_again([check for check in light if check.name == "gpus"])
         self._run(self._of_nodes(heavy, present), at_once_each=1)
         for check in checks:
             if isinstance(check, CellCheck):
                 self._run(self._of_cells(check, present))
         links = [check for check in checks if isinstance(check, LinkCheck)]
-        if links and present and len(self._plan.cells) > 1:
+        if links and present:
             self._links(links, present)
         for check in checks:
             if isinstance(check, FleetCheck):
@@ -176,6 +179,12 @@ class _Examination:
                         verdict = Verdict("skipped", "no connection")
                         self.rows.append(row(one, verdict, site=node.site.name, place=node.label, seconds=0.0))
         return [node for node in self.nodes if node.label not in absent]
+
+    def _known_again(self, checks: Sequence[NodeCheck]) -> None:
+        """Are the accelerators those of the last time?"""
+        told = compared({node.label: node.facts.get("uuids", ()) for node in self.nodes}) if checks else {}
+        for place, verdict in told.items():
+            self.rows.append(row(checks[0], verdict, site=self._site_of(place), place=place, seconds=0.0))
 
     def _links(self, checks: Sequence[LinkCheck], present: Sequence[Node]) -> None:
         """Start the relay, as a task with a deadline, and ask about all links at the same time."""

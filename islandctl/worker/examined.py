@@ -1,4 +1,4 @@
-"""What checks do in the workers' interpreter: versions, matrix rate, all-reduce. Its text is sent there.
+"""What the doctor asks of the workers' interpreter: versions, matrix rate, all-reduce. Its text is sent there.
 
 The last word on the command line is JSON: ``do``, ``marker``, and what the function takes. The answer is one line
 behind the marker. torch is whatever is installed there.
@@ -65,12 +65,14 @@ def matrix(args: dict[str, Any]) -> dict[str, Any]:
     while not rates or time.perf_counter() < end:
         rates.append(2.0 * size**3 * batch / round_of(batch))
     told: dict[str, Any] = {"rates": rates, "devices": len(devices)}
-    if args.get("query"):
+    for query in args["queries"]:
         for _ in range(batch * 4):
             for left, right in pairs:
                 torch.mm(left, right)
-        done = subprocess.run(args["query"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=30)
+        done = subprocess.run(query, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=30)
         told["under_load"] = done.stdout.decode(errors="replace")
+        if "not a valid field" not in told["under_load"]:
+            break
     for index, device in enumerate(devices):
         if device != "cpu":
             torch.cuda.synchronize(device)
