@@ -21,8 +21,8 @@ def edited(text: str, changes: Mapping[str, str], name: str) -> str:
     """
     wanted = parse(text, name).data
     for path, value in changes.items():
-        _set(wanted, path, value)
         text = _one(text, path.split("."), value, name)
+        _set(wanted, path, value)
     if parse(text, name).data != wanted:
         raise ConfigError(f"{name}: {', '.join(changes)} cannot be changed in place", hint="change them by hand")
     return text
@@ -48,7 +48,7 @@ def _one(text: str, path: list[str], value: str, name: str) -> str:
 
 
 def _replaced(text: str, old: Span, value: str, where: str) -> str:
-    if old.keys is not None or old.quote in ("|", ">"):
+    if old.keys is not None or old.quote in ("|", ">", "["):
         raise ConfigError(f"{where} is not a plain value", hint="write it on one line")
     if old.start == old.end:  # nothing stands behind the colon
         return f"{text[: old.start]} {value}{text[old.start :]}"

@@ -61,7 +61,7 @@ class Span:
     column: int
     """Of its first key, counted from 0; for mappings that are not empty."""
     quote: str
-    """``'`` or ``"``, ``|`` or ``>`` of a scalar; empty: plain."""
+    """``'`` or ``"``, ``|`` or ``>`` of a scalar; empty: plain. ``[``: a list."""
     flow: bool
     """A mapping in braces."""
     keys: dict[str, Span] | None
@@ -116,7 +116,7 @@ def spans(text: str, name: str) -> Span:
 def _span(node: Any, offset: int) -> Span:
     start, end = node.start_mark.index + offset, node.end_mark.index + offset
     if not isinstance(node, yaml.MappingNode):
-        quote = node.style or "" if isinstance(node, yaml.ScalarNode) else ""
+        quote = node.style or "" if isinstance(node, yaml.ScalarNode) else "["
         return Span(start, end, node.start_mark.column, quote, False, None)
     keys = {key.value: _span(value, offset) for key, value in node.value if key.value != "<<"}
     first = node.value[0][0] if node.value else node

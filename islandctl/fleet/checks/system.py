@@ -37,13 +37,12 @@ class Login(NodeCheck):
     def look(self, node: Node) -> Verdicts:
         """See ``NodeCheck``."""
         began = time.monotonic()
-        host = node.open()
+        node.open()
         took = time.monotonic() - began
-        told = system_facts(node)
-        return judge_login(took, told, local=not node.name, label=host.label)
+        return judge_login(took, system_facts(node), local=not node.name)
 
 
-def judge_login(took: float, told: dict[str, Any], *, local: bool, label: str) -> Verdict:
+def judge_login(took: float, told: dict[str, Any], *, local: bool) -> Verdict:
     """How long the login took, and the PATH that commands see there."""
     how = "this machine" if local else f"{seconds_text(took)}"
     if told["setup_error"]:
