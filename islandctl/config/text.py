@@ -106,11 +106,14 @@ def spans(text: str, name: str) -> Span:
     What a merge brings in is not there: it stands elsewhere.
 
     Raises:
-        ConfigError: as ``parse``.
+        ConfigError: as ``parse``; or an anchor is set twice.
     """
     parse(text, name)
     bom = len(text) - len(text.removeprefix("\ufeff"))
-    return _span(yaml.compose(text.removeprefix("\ufeff"), Loader=yaml.BaseLoader), bom)
+    try:
+        return _span(yaml.compose(text.removeprefix("\ufeff"), Loader=yaml.BaseLoader), bom)
+    except yaml.MarkedYAMLError as error:  # an anchor that is set twice
+        raise ConfigError(f"{name}: {error.problem}", hint="change the file by hand") from error
 
 
 def _span(node: Any, offset: int) -> Span:

@@ -34,7 +34,7 @@ def profiles(draw: st.DrawFn) -> str:
         if style == "missing" or (style == "block" and not keys):
             continue
         if style == "block":
-            lines.append(f"{section}:{draw(st.sampled_from(['', '   # why', ' &base']))}")
+            lines.append(f"{section}:{draw(st.sampled_from(['', '   # why', f' &{section}']))}")
             for key, value in values.items():
                 quote = draw(quotes)
                 comment = draw(st.sampled_from(["", "      # of the site", " "]))
@@ -111,6 +111,7 @@ def test_cases(text: str, path: str, wanted: str) -> None:
         ("wan: [7]\n", "wan.up"),
         ("a: &b\n  wan:\n    up: 1\n    rtt: 2\n<<: *b\n", "wan.up"),
         ("wan:\n  up: 1\n  up: 2\n", "wan.up"),
+        ("a: &x\n  b: 1\nwan: &x\n  up: 1\n", "wan.up"),
     ],
 )
 def test_what_cannot_be_changed_in_place_is_refused(text: str, path: str) -> None:
