@@ -47,6 +47,8 @@ class Meter:
         counted: list[int] = []
         began: float | None = None
         async for piece in border.body(request, self._limits, MOST_BYTES):
+            if not piece:
+                continue
             now = time.monotonic()
             began = now if began is None else began
             at = int(now - began)

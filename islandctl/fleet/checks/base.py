@@ -179,7 +179,7 @@ class Node:
             timeout_s=timeout_s,
             python="" if own else environment.python,
             build=environment.build,
-            program=worker_program(),
+            code=worker_program(),
             args={"do": do, **args},
         )
 

@@ -67,6 +67,7 @@ class Forwarding(NodeCheck):
                     child.wait(5)
                 child.kill()
                 said = child.communicate()[1]
+        node.facts["forwards"] = heard == word
         return judge_forwarding(heard == word, said)
 
 

@@ -117,7 +117,7 @@ def worker(args: dict[str, Any]) -> dict[str, Any]:
     marker = os.urandom(8).hex()
     request = json.dumps({**args["args"], "marker": marker})
     began = time.monotonic()
-    told = run([there["python"], "-c", args["program"], request], args, args["timeout_s"])
+    told = run([there["python"], "-c", args["code"], request], args, args["timeout_s"])
     for line in told["out"].splitlines():
         if line.startswith(marker):
             answer = json.loads(line[len(marker) :])

@@ -27,8 +27,8 @@ from islandctl.fleet.checks.base import (
 LOSS = 1e-3
 WINDOW_BOUND = 0.7
 """One stream that carries less than this share of what several carry is held back by its window, or by loss."""
-REACH_S = 40.0
-"""For a tunnel to come up and a relay to answer."""
+REACH_S, REFUSED_S = 20.0, 2.0
+"""For a tunnel to come up and a relay to answer; where a tunnel has just been refused."""
 
 
 def ask_way(link: Link, way: Way, timeout_s: float, **args: Any) -> Any:
@@ -53,7 +53,8 @@ class RelayReach(LinkCheck):
 
         def ask(way: Way) -> None:
             try:
-                told[way.node.label] = ask_way(link, way, REACH_S + 20.0, do="trips", count=count, patience_s=REACH_S)
+                patience_s = REACH_S if way.node.facts.get("forwards", True) else REFUSED_S
+                told[way.node.label] = ask_way(link, way, 60.0, do="trips", count=count, patience_s=patience_s)
             except IslandError as error:
                 told[way.node.label] = {"error": error.message}
             if "error" in told[way.node.label] and (why := link.trouble(way)):
