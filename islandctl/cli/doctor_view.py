@@ -26,6 +26,7 @@ def show(report: DoctorReport, *, recipe: str, profiles: Sequence[str], write_pr
         console.print(_headline(name or _EVERYWHERE, rows))
         made = table("", "check", "where", "found")
         made.columns[2].no_wrap = made.columns[3].no_wrap = False
+        made.columns[3].overflow = "fold"
         made.columns[2].max_width, made.columns[1].max_width = 22, 15
         for level, check, place, found in _lines(rows, name):
             made.add_row(Text(level, style=_STYLES[level]), check, place, found)

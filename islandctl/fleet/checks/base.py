@@ -233,7 +233,7 @@ class Check(ABC):
     """Where the threshold comes from."""
     remedy: str
     """What to do where it does not pass."""
-    deadline_s: float = 30.0
+    deadline_s: float = 60.0
     """After this long the verdict is: no answer."""
     measures: bool = False
     """It loads the node, so nothing else runs there meanwhile."""

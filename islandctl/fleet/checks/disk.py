@@ -48,7 +48,8 @@ class DiskSpace(NodeCheck):
 def judge_space(told: dict[str, Any], *, need: float | None) -> Verdict:
     """Args: need: bytes that the run's checkpoints take at least of this disk; None: not known."""
     if "unfit" in told:
-        return fail(f"cannot write into {told['work_dir']}: {told['unfit']}")
+        hint = "set work_dir in the profile to a folder that you may write to there"
+        return fail(f"cannot write into {told['work_dir']}: {told['unfit']}", hint=hint)
     free, used, kind = told["free_bytes"], told["used"], told["kind"]
     text = f"{bytes_text(free)} free of {bytes_text(told['total_bytes'])} ({used:.0%} used, {kind or 'unknown type'})"
     figures: dict[str, Any] = {"value": free, "unit": "B"}

@@ -24,7 +24,6 @@ class Forwarding(NodeCheck):
     name, tier, title = "forwarding", "quick", "SSH forwards: a real tunnel carries a word from the node to here"
     threshold, source = "it arrives", "dstack#2642: marked ready, then unreachable at once"
     remedy = "AllowTcpForwarding yes (or remote) in sshd_config there; or relay.address in the recipe"
-    deadline_s = 60.0
 
     def look(self, node: Node) -> Verdicts:
         """See ``NodeCheck``."""

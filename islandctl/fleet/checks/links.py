@@ -139,7 +139,10 @@ class Pcie(NodeCheck):
     """Lanes and generation."""
 
     name, tier, title = "pcie", "quick", "every accelerator has all its PCIe lanes"
-    threshold, source = "width as at most possible; generation too, under load", "ml-engineering, cluster-health"
+    threshold, source = (
+        "all the width that it could have; no slot holds it back",
+        "ml-engineering, cluster-health",
+    )
     remedy = "give the node back: reseating the board is the provider's work"
 
     def look(self, node: Node) -> Verdicts:

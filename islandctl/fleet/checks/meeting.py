@@ -44,7 +44,6 @@ class Rendezvous(CellCheck):
         "pytorch#150532, #85300 (names that do not resolve), pytorch#126510 (port taken)",
     )
     remedy = "open the ports between the nodes of a site (a security group, a firewall)"
-    deadline_s = 60.0
 
     def look(self, cell: Cell) -> Verdicts:
         """See ``CellCheck``."""
@@ -112,7 +111,6 @@ class Interfaces(CellCheck):
     remedy = (
         "worker.env in the recipe: NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, by the name given here (=name: exactly)"
     )
-    deadline_s = 60.0
 
     def look(self, cell: Cell) -> Verdicts:
         """See ``CellCheck``."""
@@ -152,7 +150,6 @@ class Names(CellCheck):
         "pytorch#85300, #73656",
     )
     remedy = "a line in /etc/hosts of each node, for tools that want names"
-    deadline_s = 60.0
 
     def look(self, cell: Cell) -> Verdicts:
         """See ``CellCheck``."""

@@ -42,7 +42,7 @@ class RelayReach(LinkCheck):
 
     name, tier, title = "relay", "quick", "every node reaches the relay as a run would; round trips, median and p95"
     threshold, source = "every node; ≤ 1.5 × wan.rtt of the profile; MTU told where it can be", "proposed"
-    remedy = "a firewall, or no forwarding: see the check forwarding; --write-profile puts the time into wan.rtt"
+    remedy = "--write-profile puts the time into wan.rtt; where it is blocked: a firewall, or no forwarding"
     deadline_s = 90.0
     measures = False
 
@@ -77,7 +77,8 @@ def judge_reach(told: Mapping[str, Mapping[str, Any]], *, rtt_s: float) -> Verdi
     """``told``: node → ``trips`` (seconds each) and ``mtu``, or ``error``."""
     blocked = [f"{label} → relay: {one['error']}" for label, one in told.items() if "error" in one]
     if blocked:
-        return fail(f"blocked: {listed(blocked, 3)}", value=len(blocked), unit="nodes")
+        hint = "a firewall on the way, or no tunnel: islandctl doctor --only forwarding"
+        return fail(f"blocked: {listed(blocked, 3)}", value=len(blocked), unit="nodes", hint=hint)
     trips = sorted(trip for one in told.values() for trip in one["trips"])
     middle, slow = median(trips), trips[int(0.95 * (len(trips) - 1))]
     mtu = next((one["mtu"] for one in told.values() if one.get("mtu")), None)
@@ -202,4 +203,7 @@ def judge_loss(told: Mapping[tuple[str, int], Sequence[Mapping[str, Any]]], *, t
         return skipped("loss: on one machine, or a system without TCP_INFO")
     share = again / sent
     text = f"loss: {share:.3%} of the segments were sent again"
-    return (warn if share >= LOSS else ok)(text, value=share, unit="", threshold="0.1 %")
+    hint = "a bad link or a full queue: fewer streams, or another route"
+    if share >= LOSS:
+        return warn(text, value=share, threshold="0.1 %", hint=hint)
+    return ok(text, value=share, threshold="0.1 %")

@@ -43,8 +43,8 @@ from islandctl.runs.files import only_one
 from islandctl.runs.reach import Reach, Say
 from islandctl.runs.record import RunRecord
 
-RELAY_START_S = 180.0
-"""A relay on a host that was never prepared gets its small environment first."""
+RELAY_START_S, TUNNEL_S = 180.0, 2.0
+"""A relay on a host that was never prepared gets its small environment first; and each node its tunnel."""
 EVERYWHERE = "all sites"
 _KEEP_LEAST = ("gpu.bf16",)
 """Measured node by node; the site is as fast as its slowest."""
@@ -106,7 +106,7 @@ def _nodes(
         checkpoint_bytes=max(saved, default=None),
         cells=len(cells),
         precision=plan.recipe.training.precision,
-        matrix_flops=accelerator(site).matrix_flops if profile.gpu.bf16 is None else None,
+        matrix_flops=accelerator(site).matrix_flops,
         relay_address=plan.recipe.relay.address,
         seconds=seconds,
     )
@@ -196,7 +196,7 @@ class _Examination:
             started.append(relay.begin(self._record, self._plan, self._reach, present, self._say))
             return Verdict("ok", "started")
 
-        for done in run([Task(first, place, start, RELAY_START_S)]):
+        for done in run([Task(first, place, start, RELAY_START_S + TUNNEL_S * len(present))]):
             if done.verdicts[0].level != "ok":
                 self.rows += [row(first, one, site="", place=place, seconds=done.seconds) for one in done.verdicts]
         if not started:
