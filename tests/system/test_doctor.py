@@ -140,5 +140,21 @@ def test_figures_into_the_profiles(far: Far) -> None:
     assert json.loads(plan.stdout)["sites"][0]["storage"]["free"] is not None
 
 
+def test_one_that_is_killed_is_cleared_up_by_stop(tmp_path: Path) -> None:
+    with ending(Machine(tmp_path)) as machine:
+        begun = machine.begin(
+            "doctor", str(machine.recipe(20)), *far_sites(machine), "--only", "wan", "--seconds", "60"
+        )
+        assert begun.stderr is not None
+        assert any("measuring all links" in line for line in begun.stderr)
+        begun.kill()
+        (run,) = json.loads(machine.islandctl("runs", "--json").stdout)
+        assert run["run"].startswith("doctor-")
+        assert machine.islandctl("remove", run["run"]).returncode == 2
+        assert machine.islandctl("stop", run["run"]).returncode == 0
+        assert machine.processes(run["run"]) == {}
+        assert machine.islandctl("remove", run["run"]).returncode == 0
+
+
 def far_sites(machine: Machine) -> list[str]:
     return [part for name in ("east", "west") for part in ("--site", str(machine.root / f"{name}.yaml"))]

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from islandctl.config.paths import RunFolder
+from islandctl.config.paths import CellFolder, RunFolder
 from islandctl.errors import IslandError, PreflightError
 from islandctl.fleet import node as nodes
 from islandctl.fleet.checks.base import Link, Node, Way, source
@@ -35,9 +35,17 @@ def begin(record: RunRecord, plan: Plan, reach: Reach, present: Sequence[Node], 
     """
     _check_port(plan, reach)
     make_secrets(record, plan)
-    record = records.change(record, cells=_cells(plan, present))
+    record = records.change(record, cells=_cells(record, plan, present))
     record = start_relay(record, plan, reach, say, measure=True)
-    return start_tunnels(record, plan, reach, say)
+    return start_tunnels(record, _login_nodes_as_nodes(plan), reach, say)
+
+
+def _login_nodes_as_nodes(plan: Plan) -> Plan:
+    """Of a Slurm site the login node is measured, and only it has to reach the tunnel's end."""
+    sites = [
+        site.model_copy(update={"scheduler": "ssh"}) if site.scheduler == "slurm" else site for site in plan.sites
+    ]
+    return plan.model_copy(update={"sites": tuple(sites)})
 
 
 def _check_port(plan: Plan, reach: Reach) -> None:
@@ -56,12 +64,14 @@ def _check_port(plan: Plan, reach: Reach) -> None:
         )
 
 
-def _cells(plan: Plan, present: Sequence[Node]) -> tuple[CellRecord, ...]:
-    """The plan's cells with those of their nodes that answer, each host once."""
+def _cells(record: RunRecord, plan: Plan, present: Sequence[Node]) -> tuple[CellRecord, ...]:
+    """The plan's cells with those of their nodes that answer, each host once. Their folders are never made."""
     left = {(node.site.name, node.name) for node in present}
     cells = []
     for cell in plan.cells:
         members = []
+        work_dir = plan.site(cell.site).work_dir
+        folder = CellFolder(PurePosixPath(work_dir) / "runs" / record.mark / cell.name)
         for node in cell.nodes:
             if (cell.site, node.host) not in left:
                 continue
@@ -76,9 +86,9 @@ def _cells(plan: Plan, present: Sequence[Node]) -> tuple[CellRecord, ...]:
                     python="python3",
                     code="",
                     supervisor="",
-                    work_dir=plan.site(cell.site).work_dir,
-                    cell_folder="",
-                    folder="",
+                    work_dir=work_dir,
+                    cell_folder=str(folder.root),
+                    folder=str(folder.node(node.index)),
                 )
             )
         cells.append(CellRecord(index=cell.index, name=cell.name, site=cell.site, nodes=tuple(members)))

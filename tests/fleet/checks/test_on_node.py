@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import socket
 import subprocess
@@ -12,10 +13,12 @@ from typing import Any
 import pytest
 
 from islandctl.fleet.checks import meeting, on_disk, on_node
-from islandctl.fleet.checks.base import Cell, Node, Wanted
+from islandctl.fleet.checks.amd import Amd
+from islandctl.fleet.checks.base import Cell, Node, Wanted, source
 from islandctl.fleet.checks.disk import DiskRate, DiskSpace, SiteStorage
-from islandctl.fleet.checks.gpus import GpuCount, Mig
-from islandctl.fleet.checks.load import MatrixRate, NodeCollective
+from islandctl.fleet.checks.gpus import Ecc, GpuCount, GpuFree, Mig, RowRemap
+from islandctl.fleet.checks.links import NvLink, Pcie, Xid
+from islandctl.fleet.checks.load import GpuHeat, MatrixRate, NodeCollective
 from islandctl.fleet.checks.system import Login, system_facts
 from islandctl.fleet.local import LocalHost
 from tests.sshd import site_profile
@@ -133,3 +136,57 @@ def test_facts_are_asked_once(tmp_path: Path) -> None:
     assert system_facts(here) is first
     assert abs(first["offset_s"]) < 1.0
     assert first["python"] == ".".join(map(str, sys.version_info[:3]))
+
+
+NVIDIA_SMI = """#!{python}
+# NVIDIA's tool of driver 470, with the recorded outputs beside it: fields of later drivers are refused
+import pathlib, sys
+data = pathlib.Path("{data}")
+def say(name, code=0):
+    sys.stdout.write("".join(data.joinpath(name).read_text().splitlines(True)[1:]))
+    sys.exit(code)
+asked = sys.argv[1]
+for field in asked.partition("=")[2].split(","):
+    if field.startswith("clocks_event_reasons."):
+        print('Field "%s" is not a valid field to query.\\n' % field)
+        sys.exit(2)
+names = {{"-L": "list-mig.txt", "--query-gpu=index,uuid": "gpus-lost.csv", "--query-gpu=index,ecc": "ecc-old.csv",
+          "--query-gpu=index,temperature": "heat-470.csv", "--query-remapped-rows": "rows-pending.csv",
+          "--query-gpu=index,memory": "used-killed.csv", "--query-compute-apps": "apps-none.csv",
+          "--query-gpu=index,pcie": "pcie.csv", "--query-gpu=driver": "driver-gone.txt"}}
+if asked == "nvlink":
+    say("nvlink-down.txt" if sys.argv[2] == "-s" else "nvlink-errors.txt")
+say(next(name for words, name in names.items() if asked.startswith(words)))
+"""
+
+
+def test_accelerators_through_the_tool_of_an_old_driver(tmp_path: Path) -> None:
+    """Every check of NVIDIA's accelerators, over the wire, with a tool that answers as the recorded ones did."""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(NVIDIA_SMI.format(python=sys.executable, data=Path(__file__).parent / "data"))
+    tool.chmod(0o755)
+    setup = [f"PATH={tmp_path}:$PATH"]
+    sick = node(tmp_path, ranks=4, gpu="A100-SXM-80", environment={"build": False, "setup": setup})
+    told = {kind.name: kind().look(sick) for kind in (GpuCount, Mig, Ecc, RowRemap, GpuFree, GpuHeat, Pcie, NvLink)}
+    assert {name: verdict.level for name, verdict in told.items()} == {
+        "gpus": "fail",
+        "mig": "fail",
+        "gpu-ecc": "skipped",
+        "gpu-rows": "fail",
+        "gpu-free": "fail",
+        "gpu-heat": "fail",
+        "pcie": "fail",
+        "nvlink": "fail",
+    }
+    assert "slowed at rest: GPU 1 hw_slowdown" in told["gpu-heat"].text
+    assert len(sick.facts["uuids"]) == 4
+    for kind in (GpuCount, Ecc, Xid, Amd):
+        assert kind().look(node(tmp_path)).text == "no accelerator here (gpu.type: cpu)"
+
+
+@pytest.mark.parametrize("name", ["on_node.py", "on_disk.py", "to_relay.py"])
+def test_what_runs_on_nodes_is_python_3_8_and_nothing_else(name: str) -> None:
+    tree = ast.parse(source(name), feature_version=(3, 8))
+    imported = {alias.name for one in ast.walk(tree) if isinstance(one, ast.Import) for alias in one.names}
+    imported |= {str(one.module) for one in ast.walk(tree) if isinstance(one, ast.ImportFrom)}
+    assert {module.partition(".")[0] for module in imported} <= sys.stdlib_module_names
