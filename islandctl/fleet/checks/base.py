@@ -119,7 +119,7 @@ class Tool:
         return self.out + self.err
 
 
-@dataclass
+@dataclass(eq=False)
 class Node:
     """One node as a check sees it. ``facts`` keep what a check has learnt, for those after it."""
 

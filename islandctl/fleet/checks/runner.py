@@ -74,6 +74,8 @@ def run(
 
 def _next(waiting: deque[Task], busy: Counter[str], room: int, each: int) -> list[Task]:
     """Take from ``waiting`` what may begin now."""
+    if room <= 0:
+        return []
     chosen: list[Task] = []
     taken: Counter[str] = Counter()
     for task in list(waiting):

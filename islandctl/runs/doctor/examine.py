@@ -12,7 +12,6 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 from islandctl.config.load import Loaded
 from islandctl.config.paths import RunFolder
@@ -149,13 +148,15 @@ class _Examination:
         if loading and present:
             self._say(f"measuring on {_counted(len(present), 'node')}: {', '.join(loading)}")
         self._known_again([check for check in light if check.name == "gpus"])
-        self._run(self._of_nodes(heavy, present), at_once_each=1)
+        for check in heavy:  # one after another: all nodes write at the same time, as they do at a checkpoint
+            self._run(self._of_nodes([check], present))
         for check in checks:
             if isinstance(check, CellCheck):
                 self._run(self._of_cells(check, present))
         links = [check for check in checks if isinstance(check, LinkCheck)]
         if links and present:
             self._links(links, present)
+        self._absent(links, present)
         for check in checks:
             if isinstance(check, FleetCheck):
                 self._run(self._of_groups(check))
@@ -179,6 +180,14 @@ class _Examination:
                         verdict = Verdict("skipped", "no connection")
                         self.rows.append(row(one, verdict, site=node.site.name, place=node.label, seconds=0.0))
         return [node for node in self.nodes if node.label not in absent]
+
+    def _absent(self, checks: Sequence[LinkCheck], present: Sequence[Node]) -> None:
+        """Links of sites of which no node answers, and that is why nobody could ask about them."""
+        there = {node.site.name for node in present}
+        for site in self._plan.sites:
+            for check in checks if site.name not in there else ():
+                verdict = Verdict("skipped", "no connection")
+                self.rows.append(row(check, verdict, site=site.name, place=site.name, seconds=0.0))
 
     def _known_again(self, checks: Sequence[NodeCheck]) -> None:
         """Are the accelerators those of the last time?"""
@@ -219,12 +228,14 @@ class _Examination:
         known = {(node.site.name, node.name): node for node in present}
         for cell in self._plan.cells:
             members = [known.get((cell.site, node.host)) for node in cell.nodes]
-            nodes = tuple(dict.fromkeys(id(node) for node in members if node is not None))
-            if len(nodes) < 2 or None in members:
-                continue
-            whole = Cell(cell.name, tuple(node for node in present if id(node) in nodes))
-            limit = check.deadline(whole.nodes[0].tier)
-            yield Task(check, f"cell {cell.name}", partial(check.look, whole), limit)
+            nodes = list({node.label: node for node in members if node is not None}.values())
+            place = f"cell {cell.name}"
+            if None in members and len(members) > 1:
+                verdict = Verdict("skipped", "not all of its nodes answer")
+                self.rows.append(row(check, verdict, site=cell.site, place=place, seconds=0.0))
+            elif len(nodes) > 1:
+                whole = Cell(cell.name, tuple(nodes))
+                yield Task(check, place, partial(check.look, whole), check.deadline(nodes[0].tier))
 
     def _of_groups(self, check: FleetCheck) -> Iterator[Task]:
         if check.scope == "fleet":
@@ -234,9 +245,8 @@ class _Examination:
             members = [node for node in self.nodes if node.site.name == site.name]
             yield Task(check, site.name, partial(check.look, members), check.deadline_s)
 
-    def _run(self, tasks: Iterable[Task], **limits: Any) -> None:
-        listed = list(tasks)
-        for done in run(listed, **limits) if listed else ():
+    def _run(self, tasks: Iterable[Task]) -> None:
+        for done in run(list(tasks)):
             self._take(done)
 
     def _take(self, done: Done) -> None:
