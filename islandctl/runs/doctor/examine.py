@@ -144,12 +144,12 @@ class _Examination:
         light = [check for check in of_nodes if not check.measures]
         heavy = [check for check in of_nodes if check.measures]
         self._run(self._of_nodes(light, present))
-        loading = [check.name for check in heavy if check.tier != "quick"]
-        if loading and present:
-            self._say(f"measuring on {_counted(len(present), 'node')}: {', '.join(loading)}")
+        names = [check.name for check in heavy if check.tier != "quick"]
+        if names and present:
+            self._say(f"measuring on {_counted(len(present), 'node')}: {', '.join(names)}")
         self._known_again([check for check in light if check.name == "gpus"])
-        for check in heavy:  # one after another: all nodes write at the same time, as they do at a checkpoint
-            self._run(self._of_nodes([check], present))
+        for loading in heavy:  # one after another: all nodes write at the same time, as they do at a checkpoint
+            self._run(self._of_nodes([loading], present))
         for check in checks:
             if isinstance(check, CellCheck):
                 self._run(self._of_cells(check, present))
