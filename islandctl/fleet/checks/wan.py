@@ -27,7 +27,7 @@ from islandctl.fleet.checks.base import (
 LOSS = 1e-3
 WINDOW_BOUND = 0.7
 """One stream that carries less than this share of what several carry is held back by its window, or by loss."""
-REACH_S, REFUSED_S = 20.0, 2.0
+REACH_S, REFUSED_S = 30.0, 2.0
 """For a tunnel to come up and a relay to answer; where a tunnel has just been refused."""
 
 
@@ -43,7 +43,7 @@ class RelayReach(LinkCheck):
     name, tier, title = "relay", "quick", "every node reaches the relay as a run would; round trips, median and p95"
     threshold, source = "every node; ≤ 1.5 × wan.rtt of the profile; MTU told where it can be", "proposed"
     remedy = "--write-profile puts the time into wan.rtt; where it is blocked: a firewall, or no forwarding"
-    deadline_s = 90.0
+    deadline_s = 120.0
     measures = False
 
     def look(self, link: Link) -> Verdicts:
@@ -54,7 +54,7 @@ class RelayReach(LinkCheck):
         def ask(way: Way) -> None:
             try:
                 patience_s = REACH_S if way.node.facts.get("forwards", True) else REFUSED_S
-                told[way.node.label] = ask_way(link, way, 60.0, do="trips", count=count, patience_s=patience_s)
+                told[way.node.label] = ask_way(link, way, 2 * REACH_S + 20.0, do="trips", count=count, patience_s=patience_s)
             except IslandError as error:
                 told[way.node.label] = {"error": error.message}
             if "error" in told[way.node.label] and (why := link.trouble(way)):
