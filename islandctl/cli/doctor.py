@@ -33,7 +33,13 @@ def doctor(
     ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option("--seconds", metavar="S", min=1, max=300, help="How long each rate is measured."),
+        typer.Option(
+            "--seconds",
+            metavar="S",
+            min=1,
+            max=300,
+            help="How long each rate is measured (disks and products: at most 30).",
+        ),
     ] = None,
     write_profile: Annotated[
         bool, flag("--write-profile", help="Put the measured figures into the profiles; only the values change.")

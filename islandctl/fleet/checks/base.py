@@ -238,8 +238,8 @@ class Check(ABC):
     measures: bool = False
     """It loads the node, so nothing else runs there meanwhile."""
 
-    def deadline(self, tier: Tier) -> float:
-        """``deadline_s``, for checks that take longer in a deeper tier."""
+    def deadline(self, tier: Tier, seconds: float | None = None) -> float:
+        """``deadline_s``; more for checks that take longer in a deeper tier, or measure for ``seconds``."""
         return self.deadline_s
 
 

@@ -75,7 +75,7 @@ class DiskRate(NodeCheck):
 
     def look(self, node: Node) -> Verdicts:
         """See ``NodeCheck``."""
-        seconds = node.wanted.seconds or (20.0 if node.tier == "deep" else 5.0)
+        seconds = min(node.wanted.seconds or (20.0 if node.tier == "deep" else 5.0), 30.0)
         asked = {"limit_bytes": 64 << 30, "seconds": seconds, "small_files": SMALL_FILES}
         told = node.ask("disk_rates", program="on_disk.py", timeout_s=70.0, **asked)
         node.facts["disk-rate"] = told

@@ -48,7 +48,7 @@ class MatrixRate(NodeCheck):
         if node.is_login:
             return skipped("a login node: nothing is computed there")
         gpus = node.has_gpus
-        seconds = node.wanted.seconds or (30.0 if gpus and node.tier == "deep" else 3.0)
+        seconds = min(node.wanted.seconds or (30.0 if gpus and node.tier == "deep" else 3.0), 30.0)
         told = node.worker_python(
             "matrix",
             timeout_s=110.0,
@@ -167,7 +167,7 @@ class Dcgm(NodeCheck):
     remedy = "dcgmi diag -r 3 there tells more; give the node back"
     measures = True
 
-    def deadline(self, tier: Tier) -> float:
+    def deadline(self, tier: Tier, seconds: float | None = None) -> float:
         """Level 3 takes a quarter of an hour."""
         return 1900.0 if tier == "deep" else 110.0
 

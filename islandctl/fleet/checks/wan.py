@@ -13,6 +13,7 @@ from islandctl.errors import IslandError
 from islandctl.fleet.checks.base import (
     Link,
     LinkCheck,
+    Tier,
     Verdict,
     Verdicts,
     Way,
@@ -54,7 +55,8 @@ class RelayReach(LinkCheck):
         def ask(way: Way) -> None:
             try:
                 patience_s = REACH_S if way.node.facts.get("forwards", True) else REFUSED_S
-                told[way.node.label] = ask_way(link, way, 2 * REACH_S + 20.0, do="trips", count=count, patience_s=patience_s)
+                asked = {"do": "trips", "count": count, "patience_s": patience_s}
+                told[way.node.label] = ask_way(link, way, 2 * REACH_S + 20.0, **asked)
             except IslandError as error:
                 told[way.node.label] = {"error": error.message}
             if "error" in told[way.node.label] and (why := link.trouble(way)):
@@ -119,12 +121,15 @@ class WanRate(LinkCheck):
         "proposed: a round waits for the slow second",
     )
     remedy = "--write-profile puts the figures into wan.up and wan.down; then plan again"
-    deadline_s = 300.0
+
+    def deadline(self, tier: Tier, seconds: float | None = None) -> float:
+        """Four measurements, and what connections and slow nodes take."""
+        return 4.0 * (_seconds(tier, seconds) + 30.0)
 
     def look(self, link: Link) -> Verdicts:
         """See ``LinkCheck``."""
         node = link.ways[0].node
-        seconds = node.wanted.seconds or (30.0 if node.tier == "deep" else 8.0)
+        seconds = _seconds(node.tier, node.wanted.seconds)
         told: dict[tuple[str, int], list[dict[str, Any]]] = {}
         for direction in ("up", "down"):
             for streams in dict.fromkeys((1, link.streams)):
@@ -146,6 +151,10 @@ class WanRate(LinkCheck):
 
         together(ask, ways)
         return found
+
+
+def _seconds(tier: Tier, wanted: float | None) -> float:
+    return wanted or (30.0 if tier == "deep" else 8.0)
 
 
 def judge_wan(told: Mapping[tuple[str, int], Sequence[Mapping[str, Any]]], link: Link) -> list[Verdict]:

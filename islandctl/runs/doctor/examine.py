@@ -214,14 +214,14 @@ class _Examination:
         for check in checks:
             if check.measures:
                 self._say(f"measuring all links at once: {check.name}")
-            limit = check.deadline(present[0].tier)
+            limit = check.deadline(present[0].tier, present[0].wanted.seconds)
             self._run(Task(check, link.site.name, partial(check.look, link), limit) for link in links)
 
     def _of_nodes(self, checks: Sequence[Check], nodes: Sequence[Node]) -> Iterator[Task]:
         for check in checks:
             assert isinstance(check, NodeCheck)
             for node in nodes:
-                limit = check.deadline(node.tier)
+                limit = check.deadline(node.tier, node.wanted.seconds)
                 yield Task(check, node.label, partial(check.look, node), limit, key=node.label)
 
     def _of_cells(self, check: CellCheck, present: Sequence[Node]) -> Iterator[Task]:
