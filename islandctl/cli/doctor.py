@@ -38,7 +38,7 @@ def doctor(
             metavar="S",
             min=1,
             max=300,
-            help="How long each rate is measured (disks and products: at most 30).",
+            help="How long each rate is measured; disks and products at most 30.",
         ),
     ] = None,
     write_profile: Annotated[

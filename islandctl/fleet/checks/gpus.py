@@ -5,7 +5,19 @@ from __future__ import annotations
 import re
 
 from islandctl.fleet.checks.base import Node, NodeCheck, Tool, Verdict, Verdicts, fail, listed, ok, skipped, warn
-from islandctl.fleet.checks.smi import LOST, ask_smi, first_line, is_amd, no_gpus, number, nvidia, rows, untold, word
+from islandctl.fleet.checks.smi import (
+    LOST,
+    ask_smi,
+    first_line,
+    is_amd,
+    no_gpus,
+    number,
+    nvidia,
+    rows,
+    untold,
+    untold_table,
+    word,
+)
 
 CORRECTED = 5e7
 IDLE_MIB = 15.0
@@ -100,7 +112,7 @@ class Ecc(NodeCheck):
 
 def judge_ecc(tool: Tool) -> Verdict:
     """Each accelerator's counts; consumer cards have none."""
-    no = untold(tool, "nvidia-smi")
+    no = untold_table(tool)
     if no is not None:
         return no
     bad, many, untold_by, most = [], [], 0, 0.0
@@ -122,7 +134,7 @@ def judge_ecc(tool: Tool) -> Verdict:
         return fail(f"uncorrected errors: {listed(bad)}", value=most, unit="errors")
     if many:
         return warn(f"corrected errors: {listed(many)}")
-    if not table or untold_by == len(table):
+    if untold_by == len(table):
         return skipped("these accelerators do not count memory errors (ECC off or not there)")
     return ok(f"none on {len(table) - untold_by} accelerators", value=0, unit="errors")
 
@@ -142,7 +154,7 @@ class RowRemap(NodeCheck):
 
 def judge_rows(tool: Tool) -> Verdict:
     """Flags are ``Yes``/``No`` or numbers, by driver."""
-    no = untold(tool, "nvidia-smi")
+    no = untold_table(tool)
     if no is not None:
         return no
     table = rows(tool.out)

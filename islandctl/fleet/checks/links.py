@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from islandctl.fleet.checks.base import Node, NodeCheck, Tool, Verdict, Verdicts, fail, listed, ok, skipped, warn
-from islandctl.fleet.checks.smi import ask_smi, no_gpus, number, nvidia, rows, untold, word
+from islandctl.fleet.checks.smi import ask_smi, no_gpus, number, nvidia, rows, untold, untold_table, word
 
 LINKS = {"A100": (12, 25.0), "H100": (18, 26.562), "H200": (18, 26.562), "B200": (18, 53.125), "B300": (18, 53.125)}
 LINKS |= {"GB200": (18, 53.125), "GB300": (18, 53.125)}
@@ -157,7 +157,7 @@ class Pcie(NodeCheck):
 def judge_pcie(tool: Tool, kernel: Tool) -> Verdict:
     """A generation falls at rest to save power, so only its width is judged; the kernel tells of devices that are
     held back by a slot."""
-    no = untold(tool, "nvidia-smi")
+    no = untold_table(tool)
     if no is not None:
         return no
     narrow, widths = [], set()

@@ -23,7 +23,7 @@ from islandctl.fleet.checks.base import (
     warn,
     worker_program,
 )
-from islandctl.fleet.checks.smi import ALIASES, is_amd, number, nvidia, rows, untold, word
+from islandctl.fleet.checks.smi import ALIASES, is_amd, number, nvidia, rows, untold, untold_table, word
 
 HOT_C = 85.0
 MEASURED_SHARE = 0.85
@@ -127,7 +127,7 @@ class GpuHeat(NodeCheck):
 
 def judge_heat(tool: Tool, *, loaded: bool) -> Verdict:
     """Temperatures and reasons for lower clocks; drivers before 535 call them throttle reasons."""
-    no = untold(tool, "nvidia-smi")
+    no = untold_table(tool)
     if no is not None:
         return no
     table = rows(tool.out)

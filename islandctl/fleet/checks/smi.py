@@ -99,6 +99,14 @@ def untold(tool: Tool, name: str) -> Verdict | None:
     return None
 
 
+def untold_table(tool: Tool) -> Verdict | None:
+    """The same for a query of which at least one row is wanted."""
+    no = untold(tool, "nvidia-smi")
+    if no is not None or rows(tool.out):
+        return no
+    return skipped(f"nvidia-smi: {first_line(tool.text)}")
+
+
 def first_line(text: str) -> str:
     """The first line that is not empty, for messages."""
     return next((line.strip()[:200] for line in text.splitlines() if line.strip()), "no output")

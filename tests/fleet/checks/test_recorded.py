@@ -39,6 +39,8 @@ CASES: list[tuple[Callable[..., Verdict], tuple[str, ...], str, str]] = [
     (A100, ("gpus-handle.txt",), "fail", "GPU 0000:9D:00.0: GPU is lost"),
     (COUNT, ("driver-gone.txt",), "fail", "couldn't communicate with the NVIDIA driver"),
     (COUNT, ("driver-mismatch.txt",), "fail", "Driver/library version mismatch"),
+    (COUNT, ("no-devices.txt",), "fail", "No devices were found"),
+    (gpus.judge_ecc, ("no-devices.txt",), "skipped", "No devices were found"),
     (gpus.judge_mig, ("list-mig.txt",), "fail", "2 MIG devices: MIG 3g.40gb"),
     (gpus.judge_mig, ("list.txt",), "ok", "off"),
     (gpus.judge_ecc, ("ecc-h100.csv",), "fail", "GPU 1: 2"),
