@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import PurePosixPath
 
+from islandctl.config.pace import Pace
 from islandctl.config.paths import CellFolder, RunFolder
 from islandctl.errors import InfeasibleError, IslandError
 from islandctl.fleet.hostkeys import Ask
@@ -111,7 +112,8 @@ def _prepare(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> RunRecord
                     folder=str(folder.node(node.index)),
                 )
             )
-        cells.append(CellRecord(index=cell.index, name=cell.name, site=cell.site, nodes=tuple(members)))
+        pace = None if cell.window is None else Pace.of(plan.recipe.exchange, cell.window)
+        cells.append(CellRecord(index=cell.index, name=cell.name, site=cell.site, nodes=tuple(members), pace=pace))
     return records.change(record, cells=tuple(cells))
 
 

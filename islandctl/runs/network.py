@@ -30,17 +30,21 @@ TO_RELAY = "relay"
 """Name of the tunnel through which the controller reaches a relay elsewhere."""
 
 
-def start_relay(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> RunRecord:
-    """Write the relay's files, start it, and learn its port; the port stays the same for the whole run."""
+def start_relay(record: RunRecord, plan: Plan, reach: Reach, say: Say, *, measure: bool = False) -> RunRecord:
+    """Write the relay's files, start it, and learn its port; the port stays the same for the whole run.
+
+    Args:
+        measure: it also serves the doctor's measurements.
+    """
     settings = plan.recipe.relay
     relay, folder = _place(record, plan, reach, say)
     host = reach.beside(relay.host)
     record = records.change(record, relay=relay)
     listen = _listen(settings.address)
-    nodes.write_files(host, folder, relay_files(record, plan, host=listen, port=settings.port or 0))
+    nodes.write_files(host, folder, relay_files(record, plan, host=listen, port=settings.port or 0, measure=measure))
     nodes.start(host, relay.supervisor, relay.python, relay.folder, relay_job(record, relay))
     _, port = address(host, str(folder))
-    nodes.write_files(host, folder, relay_files(record, plan, host=listen, port=port))
+    nodes.write_files(host, folder, relay_files(record, plan, host=listen, port=port, measure=measure))
     if relay.host:
         there = nodes.free_port(reach.beside(""))
         way = TunnelRecord(name=TO_RELAY, host=relay.host, reverse=False, host_port=port, local_port=there)
