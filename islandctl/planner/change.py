@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from islandctl.config.faults import explain, nearest_word
+from islandctl.config.faults import dotted_path, explain, nearest_word
+from islandctl.config.idle import idle
 from islandctl.config.load import Loaded
 from islandctl.config.model import Settings
 from islandctl.config.recipe import Recipe
@@ -114,6 +115,12 @@ def _with(loaded: Loaded[T], settings: Sequence[tuple[str, Any]]) -> Loaded[T]:
         both = sections[-1:] == ["wan"] and last == BOTH_WAYS
         inner.update({"up": value, "down": value} if both else {last: value})
     kind = type(loaded.value)
+    for fault in idle(data, kind):  # what lay idle before, or does beside what is set now, is no fault of a what-if
+        for path, value in settings:
+            if f"{path}.".startswith(f"{dotted_path(fault.path)}."):
+                raise UsageError(
+                    f"--set {path}={value}: {fault.cause}", hint="set the key that it belongs to as well"
+                )
     try:
         return dataclasses.replace(loaded, value=kind.model_validate(data))
     except ValidationError as error:

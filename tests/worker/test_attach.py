@@ -311,6 +311,8 @@ def test_the_others_wait_for_the_first_cell_s_warm_up() -> None:
 
 
 def test_an_exchange_with_a_wrong_key() -> None:
+    error = refused(lambda place: attached(place, model(), exchange={"alpha": 0.5}))
+    assert "attach: exchange.alpha: means nothing with apply: carry" in error.message
     error = refused(lambda place: attached(place, model(), exchange={"windows": 8}))
     assert error.message == "attach: exchange: windows: unknown key 'windows'; did you mean 'window'?"
 
