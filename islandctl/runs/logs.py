@@ -15,6 +15,8 @@ from islandctl.runs.record import NodeRecord, RunRecord
 
 BLOCK_BYTES = 4 << 20
 """Read of one file in one round trip."""
+STAMP_BYTES = 64 << 10
+"""Before the first line that is shown, in which its time is looked for if it has none itself."""
 _FILE = re.compile(r"(rank-(\d+)|node-\d+)\.log")
 
 
@@ -110,8 +112,15 @@ class LogReader:
         if fresh:
             paths = [f"{folder}/{name}" for name in fresh]
             starts = [0] * len(fresh) if tail is None else nodes.tail_offsets(host, paths, tail)
-            for name, offset in zip(fresh, starts, strict=True):
-                self._tails[node.cell, node.index, name] = self._tail(node, name, offset)
+            unseen = [min(offset, STAMP_BYTES) for offset in starts]
+            parts = [
+                (path, offset - left, left) for path, offset, left in zip(paths, starts, unseen, strict=True) if left
+            ]
+            pieces = iter(nodes.read_many(host, parts))
+            for name, offset, left in zip(fresh, starts, unseen, strict=True):
+                one = self._tails[node.cell, node.index, name] = self._tail(node, name, offset)
+                if left:
+                    one.before(next(pieces).data)
         found: dict[str, list[Line]] = {name: [] for name in names}
         open_ones = names
         while open_ones:
