@@ -154,6 +154,8 @@ class StatusView:
         yield _fact("checkpoint", "no joint one yet" if joint is None else f"step {joint.step}, joint", folds)
         for cell in status.cells:
             for note in _notes(cell):
+                if note in status.detail:
+                    continue  # the headline says so
                 yield _fact(short(cell.name, 16), note, folds)
 
 
@@ -187,13 +189,17 @@ def _cells(status: RunStatus, *, wide: bool) -> Table:
 
     numbers = ("step", "tokens/s", "sent", "late", "skipped", "beat")
     more = numbers[2:] if wide else ()
-    made = table("cell", "state", "step", "bits per byte", "tokens/s", *more, right=numbers)
+    never = not any(cell.bits_per_byte for cell in status.cells)
+    by_loss = never and any(cell.loss is not None for cell in status.cells)  # a script that never evaluates
+    made = table("cell", "state", "step", "loss" if by_loss else "bits per byte", "tokens/s", *more, right=numbers)
     for column, least in ((1, 11), (2, len(str(status.steps))), (3, 17 if wide else 13)):
         made.columns[column].min_width = least  # so that nothing jumps while the run goes on
     sites = list(dict.fromkeys(cell.site for cell in status.cells))
     for cell in status.cells:
         colour = SITE_COLOURS[sites.index(cell.site) % len(SITE_COLOURS)]
         bits = _bits(cell.bits_per_byte, 10 if wide else 6)
+        if by_loss:
+            bits = "-" if cell.loss is None else f"{cell.loss:.4f}"
         rounds = [_number(number) for number in (cell.rounds_sent, cell.rounds_late, cell.rounds_skipped)]
         beat = "files" if cell.source == "files" else brief(cell.heartbeat_age_s)
         made.add_row(

@@ -25,8 +25,8 @@ class Line:
     rank: int | None
     """None: not of one rank."""
     at: float
-    """Seconds since the epoch; a line without a time has that of the line before it, at a file's beginning that of the
-    first line with one."""
+    """Seconds since the epoch; a line without a time has that of the line before it, or at the beginning of a file
+    that of the first line with one."""
     text: str
 
 
