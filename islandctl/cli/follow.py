@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from islandctl.cli import output
-from islandctl.cli.look import StatusView, count, duration
+from islandctl.cli.look import StatusView, count, eta
 from islandctl.config.budget import BY_BUDGET
 from islandctl.errors import BudgetError, RunError
 
@@ -209,7 +209,7 @@ class Lines:
 def _pace(cell: CellView, status: RunStatus) -> str:
     """Rate and ETA, where they are known."""
     rate = f"  {count(cell.tokens_per_s)} tokens/s" if cell.tokens_per_s else ""
-    return rate + ("" if status.eta_s is None else f"  ETA {duration(status.eta_s)}")
+    return rate + eta(status)
 
 
 class Events:

@@ -176,11 +176,17 @@ def _progress(status: RunStatus, width: int) -> Text:
     from rich.text import Text
 
     said = f"step {'-' if status.step is None else status.step}/{status.steps}"
-    if status.eta_s is not None:
-        said += f"  ETA {duration(status.eta_s)}"
+    said += eta(status)
     room = max(0, min(60, width - len(said) - 2))
     done = round(room * min(1.0, (status.step or 0) / status.steps))
     return Text.assemble(("━" * done, "green"), ("─" * (room - done), "dim"), "  ", said)
+
+
+def eta(status: RunStatus) -> str:
+    """When it is through, or where its budget ends it before that; empty while that is not known."""
+    if status.budget_step is not None:
+        return f"  budget ends it at step {status.budget_step}, in {duration(status.budget_left_s)}"
+    return "" if status.eta_s is None else f"  ETA {duration(status.eta_s)}"
 
 
 def _cells(status: RunStatus, *, wide: bool) -> Table:
@@ -254,6 +260,7 @@ def _rounds(status: RunStatus) -> str:
         return f"the relay is {relay.state}" + (f": {relay.detail}" if relay.detail else "")
     said = f"{relay.rounds_committed} committed"
     said += f", {relay.rounds_empty} empty" if relay.rounds_empty else ""
+    said += " in this attempt" if status.attempt > 1 else ""
     said += f", {relay.rounds_open} open" if relay.rounds_open else ""
     sent = sum(cell.bytes_up or 0 for cell in status.cells)
     return said + (f"; {bytes_text(sent)} sent since the relay started" if sent else "")

@@ -97,7 +97,7 @@ def test_shows_what_the_user_asks_for() -> None:
         "1234567/2000000",
         "ETA 1 h 02 min",
         "attempt 2",
-        "12 committed, 1 empty, 1 open",
+        "12 committed, 1 empty in this attempt, 1 open",
     ):
         assert part in shown
     assert "0.1333 " in shown
@@ -205,6 +205,12 @@ def test_evaluations_of_the_past_get_no_rate_of_today() -> None:
         "west: step 0/10  8.0000 bits per byte",
         "  123 k tokens/s  ETA 1 h 02 min",
     )
+
+
+def test_where_a_budget_ends_the_run_stands_in_place_of_the_eta() -> None:
+    shown = text(view(step=40, steps=100, eta_s=30.0, budget_step=60, budget_left_s=10.0))
+    assert "step 40/100  budget ends it at step 60, in 10 s\n" in shown
+    assert "ETA" not in shown
 
 
 def test_a_loop_that_is_never_evaluated_tells_its_steps_and_loss() -> None:

@@ -29,6 +29,17 @@ def test_a_healthy_run_is_running_with_all_figures() -> None:
     assert view.culprit is None
 
 
+def test_a_budget_that_ends_the_run_first_is_told() -> None:
+    def with_left(seconds: float | None) -> RunStatus:
+        return look(make.facts(make.node(0, make.running(budget_left_s=seconds))))
+
+    short = with_left(10.0)
+    assert (short.budget_left_s, short.budget_step) == (10.0, 40 + 10 * 200 // 100)
+    assert short.eta_s == pytest.approx(30.0)
+    assert (with_left(31.0).budget_left_s, with_left(31.0).budget_step) == (31.0, None)
+    assert (with_left(None).budget_left_s, with_left(None).budget_step) == (None, None)
+
+
 def test_an_unreachable_node_is_not_failed() -> None:
     gone = make.node(1, trouble="west/local: no answer within 20 s")
     quiet = make.relay({0: make.heartbeat(0)})
