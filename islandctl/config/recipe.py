@@ -178,7 +178,8 @@ class CheckpointRecipe(Settings):
     """Steps."""
     keep: int = Field(default=2, ge=1)
     """Joint checkpoints kept, at least two, so that one damaged file is not the end. While another cell is away, as
-    many of those that no other cell has are kept beside them."""
+    many of those that no other cell has are kept beside them; while the relay is away, as many of those that it has
+    not heard of, and one more."""
 
 
 class Evaluation(Settings):
