@@ -354,9 +354,9 @@ def test_the_place_of_a_value(tmp_path: Path) -> None:
 
 
 def test_a_profile_in_the_recipes_place_is_one_fault(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"r\.yaml: is a site profile, where a recipe belongs$"):
+    with pytest.raises(ConfigError, match=r"r\.yaml: is a site profile, where a recipe belongs\n"):
         recipe(tmp_path, SITE)
-    with pytest.raises(ConfigError, match=r"s\.yaml: is a recipe, where a site profile belongs$"):
+    with pytest.raises(ConfigError, match=r"s\.yaml: is a recipe, where a site profile belongs\n"):
         site(tmp_path, RECIPE)
 
 
