@@ -8,8 +8,7 @@ import pytest
 
 from islandctl.config.load import load_recipe, load_site
 from islandctl.config.recipe import Recipe
-from islandctl.errors import ConfigError, UsageError
-from islandctl.planner.change import Case
+from islandctl.errors import ConfigError
 
 MODEL = "model: {kind: dense, layers: 2, width: 16, heads: 2, hidden: 32}"
 TRAINING = "training: {steps: 10, batch: 2, sequence: 8, optimizer: {lr: 1e-3}}"
@@ -102,17 +101,6 @@ def test_half_a_model_beside_a_script_is_one_fault(tmp_path: Path) -> None:
 def test_an_idle_key_of_a_profile(tmp_path: Path, more: str, told: str) -> None:
     (line,) = faults(tmp_path, SITE + more, load_site)
     assert told in line
-
-
-def test_a_what_if_is_refused_only_for_what_it_sets_itself(tmp_path: Path) -> None:
-    path = tmp_path / "r.yaml"
-    path.write_text(RECIPE.replace("{lr: 1e-3}", "{kind: shampoo, block: 64, lr: 1e-3}"))
-    case = Case(load_recipe(path), [])
-    assert case.changed("training.optimizer.kind", "muon").recipe.value.training.inner.kind == "muon"
-    with pytest.raises(UsageError, match=r"--set exchange\.alpha=0\.3: means nothing with apply: carry"):
-        case.changed("exchange.alpha", "0.3")
-    blended = case.changed_together([("exchange.alpha", "0.3"), ("exchange.apply", "blend")])
-    assert blended.recipe.value.exchange.alpha == 0.3
 
 
 def test_what_is_read_back_with_all_its_defaults_is_not_idle(tmp_path: Path) -> None:
