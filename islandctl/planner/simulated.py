@@ -113,10 +113,10 @@ def _actors(setting: Setting, plan: Plan) -> list[Actor]:
         rate = storage.failures_per_hour([site])
         saved = estimate.checkpoint_bytes.value
         breaks = rate is not None and rate.value > 0
-        assert estimate.step is not None
+        assert estimate.run_step is not None
         actors.append(
             Actor(
-                step_s=estimate.step.value,
+                step_s=estimate.run_step.value,
                 up_s_per_byte=1 / link.up_bytes_per_s,
                 down_s_per_byte=1 / link.down_bytes_per_s,
                 rtt_s=link.rtt_s,

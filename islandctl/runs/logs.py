@@ -6,8 +6,10 @@ import re
 from collections.abc import Sequence
 from types import TracebackType
 
+from islandctl.config.paths import log_pieces
 from islandctl.errors import UsageError
 from islandctl.fleet import node as nodes
+from islandctl.fleet.host import Host
 from islandctl.planner.plan import Plan
 from islandctl.runs.merge import Line, Tail, last, merge
 from islandctl.runs.reach import Reach, Say, each, told
@@ -17,7 +19,7 @@ BLOCK_BYTES = 4 << 20
 """Read of one file in one round trip."""
 STAMP_BYTES = 64 << 10
 """Before the first line that is shown, in which its time is looked for if it has none itself."""
-_FILE = re.compile(r"(rank-(\d+)|node-\d+)\.log")
+_LOG = re.compile(r"rank-(\d+)|node-\d+")
 
 
 class LogReader:
@@ -107,20 +109,22 @@ class LogReader:
         host = self._reach.host(node.site, node.host)
         folder = f"{node.folder}/logs"
         (sizes,) = nodes.sizes(host, [folder])
-        names = [name for name in sorted(sizes) if self._wanted(name)]
+        logs = {log: pieces for log, pieces in sorted(log_pieces(sizes).items()) if self._wanted(log)}
+        names = [name for pieces in logs.values() for name in pieces]
         fresh = [name for name in names if (node.cell, node.index, name) not in self._tails]
         if fresh:
             paths = [f"{folder}/{name}" for name in fresh]
             starts = [0] * len(fresh) if tail is None else nodes.tail_offsets(host, paths, tail)
-            unseen = [min(offset, STAMP_BYTES) for offset in starts]
-            parts = [
-                (path, offset - left, left) for path, offset, left in zip(paths, starts, unseen, strict=True) if left
-            ]
-            pieces = iter(nodes.read_many(host, parts))
-            for name, offset, left in zip(fresh, starts, unseen, strict=True):
-                one = self._tails[node.cell, node.index, name] = self._tail(node, name, offset)
-                if left:
-                    one.before(next(pieces).data)
+            offsets = dict(zip(fresh, starts, strict=True))
+            for log, pieces in logs.items():
+                self._tell_of_gap(node, log, pieces)
+                before = None
+                for name in pieces:
+                    key = (node.cell, node.index, name)
+                    if name in offsets:
+                        self._tails[key] = self._tail(node, log, offsets[name], before)
+                    before = self._tails[key]
+            self._take_times(host, folder, [(self._tails[node.cell, node.index, name], name) for name in fresh])
         found: dict[str, list[Line]] = {name: [] for name in names}
         open_ones = names
         while open_ones:
@@ -138,17 +142,39 @@ class LogReader:
                 if piece.data and one.offset < piece.size:
                     unread.append(name)
             open_ones = unread
-        return list(found.values())
+        return [self._joined(node, pieces, found) for pieces in logs.values()]
 
-    def _wanted(self, name: str) -> bool:
-        match = _FILE.fullmatch(name)
+    @staticmethod
+    def _take_times(host: Host, folder: str, begun: list[tuple[Tail, str]]) -> None:
+        """The times of first lines that have none, from what stands before them and is not shown."""
+        late = [(tail, name, min(tail.offset, STAMP_BYTES)) for tail, name in begun if tail.offset]
+        parts = [(f"{folder}/{name}", tail.offset - left, left) for tail, name, left in late]
+        for (tail, _, _), piece in reversed(list(zip(late, nodes.read_many(host, parts), strict=True))):
+            tail.before(piece.data)  # of the pieces of one log, the first one's counts
+
+    def _joined(self, node: NodeRecord, pieces: list[str], found: dict[str, list[Line]]) -> list[Line]:
+        """New lines of all pieces of one log as one batch, so that their order stays."""
+        tails = [self._tails[node.cell, node.index, name] for name in pieces]
+        for one, name in zip(tails[:-1], pieces[:-1], strict=True):
+            found[name] += one.rest()  # nobody goes on with a line in a piece that was left
+        return [line for name in pieces for line in found[name]]
+
+    def _tell_of_gap(self, node: NodeRecord, log: str, pieces: list[str]) -> None:
+        """A follower that was away for longer than pieces are kept cannot have read them all."""
+        known = [name for cell, index, name in self._tails if (cell, index) == (node.cell, node.index)]
+        mine = log_pieces(known).get(log, [])
+        if mine and pieces[0] not in mine:
+            self._say(f"{node.label}: {log}: what came before {pieces[0]} was removed before it could be read")
+
+    def _wanted(self, log: str) -> bool:
+        match = _LOG.fullmatch(log)
         if match is None:
             return False
-        return not self._ranks or (match[2] is not None and int(match[2]) in self._ranks)
+        return not self._ranks or (match[1] is not None and int(match[1]) in self._ranks)
 
-    def _tail(self, node: NodeRecord, name: str, offset: int) -> Tail:
-        match = _FILE.fullmatch(name)
-        rank = int(match[2]) if match and match[2] else None
+    def _tail(self, node: NodeRecord, log: str, offset: int, before: Tail | None) -> Tail:
+        match = _LOG.fullmatch(log)
+        rank = int(match[1]) if match and match[1] else None
         cell = self._record.cells[node.cell].name
         place = f"rank-{rank}" if rank is not None else f"node-{node.index}"
-        return Tail(f"{cell}/{place}", node.site, rank, offset)
+        return Tail(f"{cell}/{place}", node.site, rank, offset, before)
