@@ -204,11 +204,11 @@ class Ssh(Settings):
     identity: str | None = None
     """Private key file."""
     known_hosts: str | None = None
-    """An extra known_hosts file. The run's own file is always read as well."""
+    """An extra known_hosts file. Your own and islandctl's (``$ISLANDCTL_HOME/known_hosts``) are always read."""
     host_keys: Literal["ask", "accept-new", "strict"] = "ask"
     """What happens with an unknown host key; its fingerprint is always shown. ``ask``: you are asked, and without a
-    terminal it stops and says what to type. ``accept-new``: it is accepted once and kept with the run. ``strict``: it
-    stops. A changed key stops under each of them."""
+    terminal it stops and says what to type. ``accept-new``: it is accepted once and kept. ``strict``: it stops. A
+    changed key stops under each of them."""
     connect_timeout: Annotated[Seconds, within(parse_seconds, least="1 s", most="10 min")] = 20.0
     """One handshake; generous, since bastions across an ocean take seconds."""
 
