@@ -61,6 +61,7 @@ def doctor(
       islandctl doctor --list
     """
     from islandctl.cli import output
+    from islandctl.cli.asking import questions
     from islandctl.fleet.checks.base import TIERS
     from islandctl.fleet.checks.registry import all_checks, pick
 
@@ -82,7 +83,10 @@ def doctor(
     from islandctl.runs.doctor.profile import write_profiles
 
     loaded = [load_site(path) for path in site]
-    report = examine(load_recipe(recipe), loaded, checks, tier=known, say=output.message, seconds=seconds)
+    with questions(json) as ask:
+        report = examine(
+            load_recipe(recipe), loaded, checks, tier=known, say=output.message, ask=ask, seconds=seconds
+        )
     if write_profile:
         report = report.model_copy(update={"written": write_profiles(loaded, report.measured)})
     if json:
