@@ -186,7 +186,9 @@ class CellCollective(CellCheck):
         world, answers = sum(node.ranks for node in cell.nodes), dict[str, dict[str, Any]]()
         begun, before = [], 0
         for node in cell.nodes:
-            args = reduce_args(node, world, before, address, port)
+            peer = own_address(cell.nodes[1]) if node is first else address
+            way = node.ask("routes", timeout_s=20.0, peers=[peer])["routes"][0]
+            args = reduce_args(node, world, before, address, port) | {"interface": way.get("interface", "")}
             begun.append(threading.Thread(target=_reduce, args=(node, args, answers), daemon=True))
             before += node.ranks
         for thread in begun:
