@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from islandctl.config.units import bytes_text, memory_text, seconds_text
@@ -39,7 +40,8 @@ class Login(NodeCheck):
         began = time.monotonic()
         node.open()
         took = time.monotonic() - began
-        return judge_login(took, system_facts(node), local=not node.name)
+        verdict = judge_login(took, system_facts(node), local=not node.name)
+        return replace(verdict, text=f"a login node, not its nodes; {verdict.text}") if node.is_login else verdict
 
 
 def judge_login(took: float, told: dict[str, Any], *, local: bool) -> Verdict:
