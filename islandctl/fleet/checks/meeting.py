@@ -108,9 +108,7 @@ class Interfaces(CellCheck):
 
     name, tier, title = "interfaces", "quick", "the network interface by which each node reaches its peers"
     threshold, source = "one that is not lo or a bridge of containers", "marin#6940, nccl#286, nccl-tests#9"
-    remedy = (
-        "worker.env in the recipe: NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, by the name given here (=name: exactly)"
-    )
+    remedy = "a launch names it to NCCL and gloo; NCCL_SOCKET_IFNAME in the recipe's worker.env overrides it"
 
     def look(self, cell: Cell) -> Verdicts:
         """See ``CellCheck``."""
@@ -137,7 +135,7 @@ def judge_interfaces(told: dict[str, Sequence[dict[str, str]]]) -> Verdict:
     if strange:
         return warn(f"{text}: not a way between machines on {listed(strange)}")
     if len({tuple(found) for found in names.values()}) > 1:
-        return warn(f"{text}: other names on other nodes, so one NCCL_SOCKET_IFNAME does not fit all")
+        return warn(f"{text}: other names on other nodes, so one name for all would be wrong")
     return ok(text)
 
 

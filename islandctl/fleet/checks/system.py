@@ -33,7 +33,7 @@ class Login(NodeCheck):
     name, tier, title = "login", "quick", "SSH login with the profile's key, and a Python there"
     threshold, source = "within 15 s", "field reports of far bastions (dstack#2346)"
     remedy = "ssh -v HOST shows where it stops"
-    deadline_s = 120.0
+    deadline_s = 300.0  # a connection has its own; a person who compares a fingerprint takes longer
 
     def look(self, node: Node) -> Verdicts:
         """See ``NodeCheck``."""

@@ -31,6 +31,7 @@ from islandctl.fleet.checks.base import (
 )
 from islandctl.fleet.checks.registry import all_checks
 from islandctl.fleet.checks.runner import Done, Task, run
+from islandctl.fleet.hostkeys import Ask
 from islandctl.planner.catalogue import accelerator
 from islandctl.planner.make import make_plan
 from islandctl.planner.plan import Plan
@@ -56,12 +57,14 @@ def examine(
     *,
     tier: Tier,
     say: Say,
+    ask: Ask | None = None,
     seconds: float | None = None,
 ) -> DoctorReport:
     """Ask all ``checks`` of all sites.
 
     Args:
         say: takes progress, one line each.
+        ask: puts a question to the person, about a host key that is new; None: nobody is there.
         seconds: for how long each rate is measured; None: as the tier says.
 
     Raises:
@@ -70,7 +73,7 @@ def examine(
     plan, began = make_plan(recipe, sites), time.monotonic()
     record = records.create(plan, f"doctor-{secrets.token_hex(4)}", launcher_pid=os.getpid())
     folder = RunFolder.of(record.run)
-    with only_one(folder.root / "lock", "islandctl doctor"), Reach(plan, record.run, say) as reach:
+    with only_one(folder.root / "lock", "islandctl doctor"), Reach(plan, record.run, say, ask) as reach:
         here = _Examination(plan, record, reach, say)
         try:
             for site in sites:
