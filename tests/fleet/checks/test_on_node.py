@@ -21,6 +21,7 @@ from islandctl.fleet.checks.links import NvLink, Pcie, Xid
 from islandctl.fleet.checks.load import GpuHeat, MatrixRate, NodeCollective
 from islandctl.fleet.checks.system import Login, system_facts
 from islandctl.fleet.local import LocalHost
+from tests.disk import fill, mounted, needs_mount
 from tests.sshd import site_profile
 
 
@@ -71,6 +72,18 @@ def test_disks(tmp_path: Path) -> None:
     assert set(storage.measured) >= {"storage.free", "storage.write"}
     assert os.listdir(tmp_path / "work") == []
     assert on_disk.disk_space({"work_dir": "/proc/islandctl"})["unfit"]
+
+
+@needs_mount
+def test_a_full_disk(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", 64 << 20) as disk:
+        here = node(tmp_path)
+        here.site = here.site.model_copy(update={"work_dir": str(disk)})
+        filler = fill(disk)
+        told = DiskSpace().look(here)
+        assert (told.level, "less than 200 MB" in told.text) == ("fail", True)
+        assert DiskRate().look(here).level == "fail"
+        assert list(disk.iterdir()) == [filler]
 
 
 def test_whoever_holds_a_port_is_named() -> None:
