@@ -25,6 +25,7 @@ from islandctl.fleet.checks.load import judge_reduce, reduce_args, without_torch
 
 NOT_A_WAY = ("lo", "docker", "virbr", "br-", "veth", "cni", "flannel", "podman")
 LISTEN_S = 20.0
+NO_ADDRESS = "no address that its peers could reach: no default route"
 
 
 def own_address(node: Node) -> str:
@@ -52,7 +53,7 @@ class Rendezvous(CellCheck):
             return skipped("a login node: its nodes are the scheduler's")
         address = own_address(first)
         if not address:
-            return fail(f"{first.label} has no address that its peers could reach")
+            return fail(f"{first.label} has {NO_ADDRESS}", hint="check its network interfaces: ip address; ip route")
         port, word = first.ask("free_port", timeout_s=10.0, address=address)["port"], secrets.token_hex(8)
         bound = first.ask("can_bind", timeout_s=10.0, address=address, port=port)
         if not bound["free"]:
@@ -115,6 +116,9 @@ class Interfaces(CellCheck):
         if cell.nodes[0].is_login:
             return skipped("a login node: its nodes are the scheduler's")
         addresses = {node.label: own_address(node) for node in cell.nodes}
+        lost = [label for label, address in addresses.items() if not address]
+        if lost:
+            return fail(f"{listed(lost)}: {NO_ADDRESS}", hint="check its network interfaces: ip address; ip route")
         told = {}
         for node in cell.nodes:
             peers = [address for label, address in addresses.items() if label != node.label and address]
@@ -180,6 +184,8 @@ class CellCollective(CellCheck):
         if first.is_login:
             return skipped("a login node: its nodes are the scheduler's")
         address = own_address(first)
+        if not address:
+            return skipped(f"{first.label} has {NO_ADDRESS}")
         port = first.ask("free_port", timeout_s=10.0, address=address)["port"]
         world, answers = sum(node.ranks for node in cell.nodes), dict[str, dict[str, Any]]()
         begun, before = [], 0

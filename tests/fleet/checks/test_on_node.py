@@ -128,6 +128,15 @@ def test_nodes_of_a_cell_meet(tmp_path: Path) -> None:
     assert meeting.Names().look(cell).level in ("ok", "warn")
 
 
+def test_nodes_without_an_address_cannot_meet(tmp_path: Path) -> None:
+    cell = Cell("here", (node(tmp_path, "n0"), node(tmp_path, "n1")))
+    for one in cell.nodes:
+        one.facts["address"] = ""
+    told = [kind().look(cell) for kind in (meeting.Rendezvous, meeting.Interfaces, meeting.CellCollective)]
+    assert [verdict.level for verdict in told] == ["fail", "fail", "skipped"]
+    assert all("no default route" in verdict.text for verdict in told)
+
+
 @pytest.mark.slow
 def test_a_collective_over_two_nodes(tmp_path: Path) -> None:
     cell = Cell("here", (node(tmp_path, "n0"), node(tmp_path, "n1")))
