@@ -11,8 +11,9 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import time
-from typing import Any
+from typing import IO, Any
 
 
 def versions(args: dict[str, Any]) -> dict[str, Any]:
@@ -99,15 +100,22 @@ def all_reduce(args: dict[str, Any]) -> dict[str, Any]:
         environ["NCCL_DEBUG"] = "INFO"
     if args["interface"]:  # the way to the peers; NCCL takes "=" for exactly this one
         environ |= {"GLOO_SOCKET_IFNAME": args["interface"], "NCCL_SOCKET_IFNAME": "=" + args["interface"]}
+    outputs = [tempfile.TemporaryFile("w+") for _ in ranks]  # NCCL writes more than a pipe holds
     children = []
-    for rank in ranks:
+    for rank, output in zip(ranks, outputs, strict=True):
         request = json.dumps({**args, "do": "one_rank", "rank": rank})
         argv = [sys.executable, "-c", program, args["program"], request]
-        children.append(
-            subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        )
-    said = [child.communicate(timeout=args["deadline_s"])[0] for child in children]
-    codes = [child.returncode for child in children]
+        children.append(subprocess.Popen(argv, env=environ, stdout=output, stderr=subprocess.STDOUT))
+    end = time.monotonic() + args["deadline_s"]
+    try:
+        codes = [child.wait(max(0.1, end - time.monotonic())) for child in children]
+    except subprocess.TimeoutExpired:
+        return {"error": f"the ranks did not come together within {args['deadline_s']:.0f} s"}
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+    said = [_whole(output) for output in outputs]
     failed = [index for index, code in enumerate(codes) if code]
     if failed:
         lines = [line for line in said[failed[0]].splitlines() if line.strip()]
@@ -121,6 +129,12 @@ def all_reduce(args: dict[str, Any]) -> dict[str, Any]:
     wire = [line for text in said for line in text.splitlines() if "NCCL INFO" in line and " via " in line]
     nets = [line for text in said for line in text.splitlines() if "NCCL INFO" in line and "NET/" in line]
     return {"answers": answers, "lines": (nets + wire)[:20]}
+
+
+def _whole(file: IO[str]) -> str:
+    with file:
+        file.seek(0)
+        return file.read()
 
 
 def one_rank(args: dict[str, Any]) -> dict[str, Any]:

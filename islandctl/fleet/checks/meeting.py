@@ -62,6 +62,7 @@ class Rendezvous(CellCheck):
         door = threading.Thread(target=_quietly, args=(first, asked), daemon=True)
         door.start()
         heard = {node.label: _dial(node, address, port, word) for node in others}
+        first.facts["meets"] = not any(heard.values())
         return judge_meeting(heard, first.label, f"{address} port {port}")
 
 
@@ -186,6 +187,8 @@ class CellCollective(CellCheck):
         address = own_address(first)
         if not address:
             return skipped(f"{first.label} has {NO_ADDRESS}")
+        if not first.facts.get("meets", True):
+            return skipped("its nodes do not reach one another: see rendezvous")
         port = first.ask("free_port", timeout_s=10.0, address=address)["port"]
         world, answers = sum(node.ranks for node in cell.nodes), dict[str, dict[str, Any]]()
         begun, before = [], 0
