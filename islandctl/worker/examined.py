@@ -6,6 +6,7 @@ behind the marker. torch is whatever is installed there.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import IO, Any
+from typing import Any
 
 
 def versions(args: dict[str, Any]) -> dict[str, Any]:
@@ -100,22 +101,11 @@ def all_reduce(args: dict[str, Any]) -> dict[str, Any]:
         environ["NCCL_DEBUG"] = "INFO"
     if args["interface"]:  # the way to the peers; NCCL takes "=" for exactly this one
         environ |= {"GLOO_SOCKET_IFNAME": args["interface"], "NCCL_SOCKET_IFNAME": "=" + args["interface"]}
-    outputs = [tempfile.TemporaryFile("w+") for _ in ranks]  # NCCL writes more than a pipe holds
-    children = []
-    for rank, output in zip(ranks, outputs, strict=True):
-        request = json.dumps({**args, "do": "one_rank", "rank": rank})
-        argv = [sys.executable, "-c", program, args["program"], request]
-        children.append(subprocess.Popen(argv, env=environ, stdout=output, stderr=subprocess.STDOUT))
-    end = time.monotonic() + args["deadline_s"]
-    try:
-        codes = [child.wait(max(0.1, end - time.monotonic())) for child in children]
-    except subprocess.TimeoutExpired:
+    requests = [json.dumps({**args, "do": "one_rank", "rank": rank}) for rank in ranks]
+    argvs = [[sys.executable, "-c", program, args["program"], request] for request in requests]
+    codes, said = _together(argvs, environ, args["deadline_s"])
+    if len(codes) < len(argvs):
         return {"error": f"the ranks did not come together within {args['deadline_s']:.0f} s"}
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
-    said = [_whole(output) for output in outputs]
     failed = [index for index, code in enumerate(codes) if code]
     if failed:
         lines = [line for line in said[failed[0]].splitlines() if line.strip()]
@@ -131,10 +121,26 @@ def all_reduce(args: dict[str, Any]) -> dict[str, Any]:
     return {"answers": answers, "lines": (nets + wire)[:20]}
 
 
-def _whole(file: IO[str]) -> str:
-    with file:
-        file.seek(0)
-        return file.read()
+def _together(argvs: list[list[str]], environ: dict[str, str], deadline_s: float) -> tuple[list[int], list[str]]:
+    """Exit codes (none where one did not end in time; all are ended then) and outputs of programs side by side."""
+    end = time.monotonic() + deadline_s
+    with contextlib.ExitStack() as stack:
+        # files, since NCCL writes more than a pipe holds
+        outputs = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in argvs]
+        pairs = zip(argvs, outputs, strict=True)
+        children = [subprocess.Popen(argv, env=environ, stdout=out, stderr=subprocess.STDOUT) for argv, out in pairs]
+        codes: list[int] = []
+        try:
+            codes = [child.wait(max(0.1, end - time.monotonic())) for child in children]
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            for child in children:
+                child.kill()
+                child.wait()
+        for output in outputs:
+            output.seek(0)
+        return codes, [output.read() for output in outputs]
 
 
 def one_rank(args: dict[str, Any]) -> dict[str, Any]:
