@@ -133,7 +133,7 @@ class Node:
     tier: Tier = "quick"
     wanted: Wanted = Wanted()
     known_hosts: Path = Path("known_hosts")
-    """The run's own."""
+    """islandctl's own."""
     facts: dict[str, Any] = field(default_factory=dict)
 
     @property

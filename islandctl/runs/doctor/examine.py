@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from islandctl.config.load import Loaded
-from islandctl.config.paths import RunFolder
+from islandctl.config.paths import RunFolder, known_hosts
 from islandctl.config.recipe import Recipe
 from islandctl.config.site import SiteProfile
 from islandctl.fleet.checks.base import (
@@ -64,7 +64,7 @@ def examine(
 
     Args:
         say: takes progress, one line each.
-        ask: puts a question to the person, about a host key that is new; None: nobody is there.
+        ask: puts a question to the person; None: nobody is there.
         seconds: for how long each rate is measured; None: as the tier says.
 
     Raises:
@@ -77,7 +77,7 @@ def examine(
         here = _Examination(plan, record, reach, say)
         try:
             for site in sites:
-                here.nodes += _nodes(plan, site, reach, tier, seconds, folder, record.mark)
+                here.nodes += _nodes(plan, site, reach, tier, seconds, record.mark)
             here.ask(checks)
         finally:
             for line in relay.end(record, plan, reach, lambda line: None):
@@ -97,7 +97,6 @@ def _nodes(
     reach: Reach,
     tier: Tier,
     seconds: float | None,
-    folder: RunFolder,
     mark: str,
 ) -> list[Node]:
     """The site's nodes, each host once, whatever cells it belongs to."""
@@ -124,7 +123,7 @@ def _nodes(
             open=partial(reach.host, profile.name, host),
             tier=tier,
             wanted=wanted,
-            known_hosts=folder.known_hosts,
+            known_hosts=known_hosts(),
             facts={"mark": mark},
         )
         for host, num_ranks in ranks.items()
