@@ -135,8 +135,6 @@ def test_figures_into_the_profiles(far: Far) -> None:
             key: value for key, value in new.items() if key not in ("wan", "storage")
         }
     assert {one["key"] for one in report["written"] if one["profile"] == str(west)} == set(measured)
-    plan = machine.islandctl("plan", str(machine.recipe(20)), *far_sites(machine), "--json")
-    assert json.loads(plan.stdout)["sites"][0]["storage"]["free"] is not None
 
 
 def test_one_that_is_killed_is_cleared_up_by_stop(tmp_path: Path) -> None:
