@@ -68,6 +68,8 @@ class Link:
         self.connection = connection
         self._sessions = threading.BoundedSemaphore(SESSIONS)
         self._opening = threading.Lock()
+        self.on_refusal: Callable[[], None] = lambda: None
+        """Called when the server refuses one more session."""
 
     @property
     def alive(self) -> bool:
@@ -96,10 +98,31 @@ class Link:
             except (paramiko.SSHException, EOFError, OSError) as error:
                 if self.alive and "Timeout opening channel" in str(error):
                     raise TimeoutError from error
-                raise UnreachableError(
-                    f"{self.label}: the SSH link was lost ({error or type(error).__name__}); state unknown",
-                    hint="run the command again; what runs on the node is not affected",
-                ) from error
+                raise self.lost(error) from error
+
+    def lost(self, error: Exception) -> UnreachableError:
+        """The error of a call under which the link went away."""
+        return UnreachableError(
+            f"{self.label}: the SSH link was lost ({error or type(error).__name__}); state unknown",
+            hint="run the command again; what runs on the node is not affected",
+        )
+
+    def stream(self, command: str, timeout_s: float) -> paramiko.Channel:
+        """Begin a command that stays: the stream to and from it, without deadlines of its own.
+
+        Raises:
+            TimeoutError: the server has no session left.
+            UnreachableError: the link was lost.
+        """
+        try:
+            channel = self._session(time.monotonic() + timeout_s)
+            channel.exec_command(command)
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            if self.alive:
+                raise TimeoutError from error
+            raise self.lost(error) from error
+        channel.settimeout(None)
+        return channel
 
     def _session(self, deadline: float) -> paramiko.Channel:
         """Open a session. A server at its MaxSessions refuses: commands given up may still run there for a while."""
@@ -110,6 +133,8 @@ class Link:
             reraise=True,
         ):
             # One at a time: paramiko keeps the reason of a refusal in one place for all threads.
+            if attempt.retry_state.attempt_number > 1:
+                self.on_refusal()
             with attempt, self._opening:
                 transport: paramiko.Transport = self.connection.transport
                 return transport.open_session(timeout=max(0.1, deadline - time.monotonic()))

@@ -64,6 +64,8 @@ def main(args, payload):
 """
 
 
+ALARM_OVER_S = 2
+"""Over a call's time, after which a program on the host ends itself though nobody may listen any more."""
 _START_S = 10.0
 """Over a command's own time: for a Python to start on a busy node."""
 _NO_ROOM = "free some space there, or set work_dir in the site profile to another disk"
@@ -98,7 +100,7 @@ def call(source: str, args: Mapping[str, Any], payload: bytes, timeout_s: float)
             "source": source,
             "args": dict(args),
             "payload_bytes": len(payload),
-            "alarm_s": int(timeout_s) + 2,
+            "alarm_s": int(timeout_s) + ALARM_OVER_S,
             "begin": begin,
             "end": end,
         }
@@ -127,16 +129,30 @@ def result(label: str, call: Call, done: Completed) -> Any:
     """
     value = answer(call, done.stdout)
     if value is None:
-        if done.code is None:
-            raise UnreachableError(
-                f"{label}: the command ended without a word (link lost, or killed); state unknown",
-                hint="run the command again; training on the node is not affected",
-            )
         noise = last_line(done.stderr) or last_line(done.stdout) or "no output"
-        raise PreflightError(f"{label}: python gave no answer (exit code {done.code}): {noise}")
+        raise no_answer(label, done.code, noise)
+    return judged(label, value)
+
+
+def judged(label: str, value: Mapping[str, Any]) -> Any:
+    """What an answer holds.
+
+    Raises:
+        PreflightError: the program raised.
+    """
     if "error" in value:
         raise _raised(label, value)
     return value["result"]
+
+
+def no_answer(label: str, code: int | None, said: str) -> PreflightError | UnreachableError:
+    """The error for a Python that ended without an answer. ``code`` None: lost or killed."""
+    if code is None:
+        return UnreachableError(
+            f"{label}: the command ended without a word (link lost, or killed); state unknown",
+            hint="run the command again; training on the node is not affected",
+        )
+    return PreflightError(f"{label}: python gave no answer (exit code {code}): {said}")
 
 
 def _raised(label: str, value: Mapping[str, Any]) -> PreflightError:
