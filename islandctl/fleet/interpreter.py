@@ -58,7 +58,9 @@ class Interpreter:
         self._ended = False
         self.started = False
         """Whether anything has come from it: if not, there may be no Python at all."""
-        stage = f"{_source()}\n_arrived = _drain()\nwrite_all(1, {self._marker!r}.encode())\nserve(_arrived)\n".encode()
+        stage = (
+            f"{_source()}\n_arrived = _drain()\nwrite_all(1, {self._marker!r}.encode())\nserve(_arrived)\n".encode()
+        )
         self._first = b"%d\n%b" % (len(stage), stage)
         self._reader = threading.Thread(target=self._read, name="interpreter", daemon=True)
         self._reader.start()

@@ -13,6 +13,7 @@ import select
 import signal
 from typing import Any
 
+
 def error_of(error: BaseException) -> dict[str, Any]:
     """What is told of an exception: its kind, its words, the last line of the program that it passed."""
     trace, line = error.__traceback__, 0

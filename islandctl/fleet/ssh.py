@@ -17,7 +17,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import paramiko
@@ -80,7 +80,7 @@ class Link:
         """End it."""
         self.connection.close()
 
-    def run(self, command: str, stdin: bytes, timeout_s: float) -> Completed:
+    def run(self, command: str, stdin: bytes | Iterable[bytes], timeout_s: float) -> Completed:
         """Run one command line in the login shell.
 
         Raises:
@@ -140,7 +140,9 @@ class Link:
                 return transport.open_session(timeout=max(0.1, deadline - time.monotonic()))
         raise AssertionError("unreachable")
 
-    def _converse(self, channel: paramiko.Channel, command: str, stdin: bytes, deadline: float) -> Completed:
+    def _converse(
+        self, channel: paramiko.Channel, command: str, stdin: bytes | Iterable[bytes], deadline: float
+    ) -> Completed:
         channel.settimeout(max(0.1, deadline - time.monotonic()))
         channel.exec_command(command)
         outputs: tuple[list[bytes], list[bytes]] = ([], [])
@@ -157,7 +159,8 @@ class Link:
         for reader in readers:
             reader.start()
         with contextlib.suppress(OSError):  # a command may end without reading all: its output tells why
-            channel.sendall(stdin)
+            for piece in (stdin,) if isinstance(stdin, bytes) else stdin:
+                channel.sendall(piece)
             channel.shutdown_write()
         for reader in readers:
             reader.join(max(0.0, deadline - time.monotonic()))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from islandctl.errors import PreflightError
@@ -110,6 +111,12 @@ class SshHost:
             self._no_python(python)
         return wire.result(self.label, call, done)
 
+    def feed(self, source: str, args: Mapping[str, Any], pieces: Iterable[bytes], *, timeout_s: float) -> Any:
+        """Run a Python program on a stream; see ``Host.feed``."""
+        call = wire.call(source, args, b"", timeout_s, stream=True)
+        done = self._shell(self._boot(self._python), itertools.chain([call.stdin], pieces), timeout_s)
+        return wire.result(self.label, call, done)
+
     def _ask(self, source: str, args: Mapping[str, Any], payload: bytes, timeout_s: float) -> Any:
         """A call of the Python that stays there.
 
@@ -166,7 +173,7 @@ class SshHost:
         if self._owns_bastions:
             self._bastions.close()
 
-    def _shell(self, command: str, stdin: bytes, timeout_s: float) -> Completed:
+    def _shell(self, command: str, stdin: bytes | Iterable[bytes], timeout_s: float) -> Completed:
         try:
             return self._connected().run(command, stdin, timeout_s)
         except TimeoutError as error:

@@ -12,17 +12,21 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import PurePosixPath
 
 from islandctl.config.paths import CellFolder, RunFolder
 from islandctl.errors import InfeasibleError, IslandError
-from islandctl.fleet.provision import Prepared, make_bundle, prepare, worker_needs
+from islandctl.fleet.bundle import make_bundle
+from islandctl.fleet.delivery import Progress
+from islandctl.fleet.needs import worker_needs
+from islandctl.fleet.provision import Place, Prepared, prepare_all
 from islandctl.planner.limits import not_yet
 from islandctl.planner.plan import Plan
 from islandctl.runs import record as records
 from islandctl.runs.files import only_one
 from islandctl.runs.network import start_relay, start_tunnels
-from islandctl.runs.reach import Reach, Say, demand, each
+from islandctl.runs.reach import Reach, Say, Verdict, demand
 from islandctl.runs.record import CellRecord, NodeRecord, RunRecord
 from islandctl.runs.relay import make_secrets
 from islandctl.runs.stop import end_everything
@@ -45,12 +49,13 @@ def check_plan(plan: Plan) -> list[str]:
     return [f"{finding.place}: {finding.text}" for finding in plan.findings if finding.level == "warn"]
 
 
-def start(plan: Plan, run: str | None, say: Say) -> RunRecord:
+def start(plan: Plan, run: str | None, say: Say, progress: Progress = lambda name, done, total: None) -> RunRecord:
     """Bring a plan to running workers.
 
     Args:
         run: the run's name; None makes one of recipe, date and a counter.
         say: takes progress, one line each.
+        progress: told of large transfers: a name, bytes sent, bytes to send.
 
     Raises:
         UsageError: the name is taken.
@@ -63,7 +68,7 @@ def start(plan: Plan, run: str | None, say: Say) -> RunRecord:
         _or_undo(record, plan, reach, say),
     ):
         say(f"{record.run}: connecting to {_places(plan)}")
-        record = _prepare(record, plan, reach, say)
+        record = _prepare(record, plan, reach, say, progress)
         make_secrets(record, plan)
         record = start_relay(record, plan, reach, say)
         record = start_tunnels(record, plan, reach, say)
@@ -72,20 +77,26 @@ def start(plan: Plan, run: str | None, say: Say) -> RunRecord:
         return records.change(record, phase="launched", reason="", launcher_pid=0)
 
 
-def _prepare(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> RunRecord:
+def _prepare(record: RunRecord, plan: Plan, reach: Reach, say: Say, progress: Progress) -> RunRecord:
     """Connect to every host, put code and environment there, and see that the text is there; each host once."""
     places = list(dict.fromkeys((cell.site, node.host) for cell in plan.cells for node in cell.nodes))
     optimizer = plan.recipe.training.optimizer
-    bundle, needs = make_bundle(), worker_needs(optimizer.kind if optimizer else "")
-
-    def one(place: tuple[str, str]) -> Prepared:
-        host = reach.host(*place)
-        began = time.monotonic()
-        done = prepare(host, plan.site(place[0]), bundle, say, needs=needs)
-        say(f"{host.label}: ready, {done.python} ({time.monotonic() - began:.0f} s)")
-        return done
-
-    prepared = dict(zip(places, demand(each(places, one), "preparing"), strict=True))
+    began = time.monotonic()
+    verdicts = prepare_all(
+        [Place(plan.site(site), partial(reach.host, site, host)) for site, host in places],
+        [make_bundle()],
+        say,
+        needs=worker_needs(optimizer.kind if optimizer else ""),
+        progress=progress,
+    )
+    told = [
+        Verdict(place, error=done) if isinstance(done, IslandError) else Verdict(place, value=done)
+        for place, done in zip(places, verdicts, strict=True)
+    ]
+    prepared = dict(zip(places, demand(told, "preparing"), strict=True))
+    say(
+        f"{record.run}: {len(places)} node{'s are' if len(places) > 1 else ' is'} ready ({time.monotonic() - began:.0f} s)"
+    )
     check_text(plan, prepared, reach, say)
     cells = []
     for cell in plan.cells:

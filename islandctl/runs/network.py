@@ -16,7 +16,9 @@ from islandctl.errors import IslandError
 from islandctl.fleet import node as nodes
 from islandctl.fleet import supervisor, tunnel
 from islandctl.fleet.host import Host
-from islandctl.fleet.provision import RELAY_NEEDS, make_bundle, prepare
+from islandctl.fleet.bundle import make_bundle
+from islandctl.fleet.needs import RELAY_NEEDS
+from islandctl.fleet.provision import prepare
 from islandctl.planner.plan import Plan
 from islandctl.runs import record as records
 from islandctl.runs.reach import Reach, Say, demand, each

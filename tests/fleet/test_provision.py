@@ -22,9 +22,11 @@ import pytest
 
 from islandctl.config.site import SiteProfile
 from islandctl.errors import PreflightError
-from islandctl.fleet import node_setup, provision
+from islandctl.fleet import environment, needs, node_store, provision
+from islandctl.fleet.bundle import Bundle, make_bundle
 from islandctl.fleet.connect import connect, this_machine
-from islandctl.fleet.provision import SOAP_REQUIREMENT, Bundle, make_bundle, prepare, worker_needs
+from islandctl.fleet.needs import SOAP_REQUIREMENT, worker_needs
+from islandctl.fleet.provision import prepare
 from tests.sshd import Sshd, site_profile
 
 LOCAL = this_machine()
@@ -33,8 +35,8 @@ LOCAL = this_machine()
 @pytest.fixture
 def light(monkeypatch: pytest.MonkeyPatch) -> None:
     """An interpreter is fit with json alone, so that no test waits for torch."""
-    monkeypatch.setattr(provision, "WORKER_IMPORTS", (("json", ()),))
-    monkeypatch.setattr(provision, "WORKER_REQUIREMENTS", ())
+    monkeypatch.setattr(needs, "WORKER_IMPORTS", (("json", ()),))
+    monkeypatch.setattr(needs, "WORKER_REQUIREMENTS", ())
 
 
 @pytest.fixture
@@ -180,7 +182,7 @@ def test_an_interpreter_without_torch_says_what_is_missing(package: Path, tmp_pa
 def test_without_torch_on_this_machine_it_says_which_extra_to_install(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(provision, "WORKER_IMPORTS", (("no_such_module", ()),))
+    monkeypatch.setattr(needs, "WORKER_IMPORTS", (("no_such_module", ()),))
     profile = {
         "name": "here",
         "scheduler": "local",
@@ -389,8 +391,8 @@ def shift_clock(monkeypatch: pytest.MonkeyPatch, ahead_s: float) -> None:
 @pytest.fixture
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with one tiny wheel; what a worker needs is said to be that."""
-    monkeypatch.setattr(provision, "WORKER_REQUIREMENTS", ())
-    monkeypatch.setattr(provision, "WORKER_IMPORTS", (("islandctl_test_wheel", (1, 0)),))
+    monkeypatch.setattr(needs, "WORKER_REQUIREMENTS", ())
+    monkeypatch.setattr(needs, "WORKER_IMPORTS", (("islandctl_test_wheel", (1, 0)),))
     folder = tmp_path / "wheels"
     folder.mkdir()
     info = "islandctl_test_wheel-1.0.dist-info"
@@ -450,31 +452,27 @@ def test_an_environment_that_does_not_import_what_a_worker_needs(package: Path, 
 
 
 def test_the_environment_s_name_follows_what_is_in_it(tmp_path: Path, wheels: Path) -> None:
+    (tmp_path / "lock").write_text("a==1\n")
     hashes = []
-    for packages, setup, version in (
-        (("a",), (), "3.11.2"),
-        (("a", "b"), (), "3.11.2"),
-        (("a",), ("module load x",), "3.11.2"),
-        (("a",), (), "3.12.1"),
+    for packages, version, more in (
+        (("a",), "3.11.2", {}),
+        (("a", "b"), "3.11.2", {}),
+        (("a",), "3.11.2", {"setup": ("module load x",)}),
+        (("a",), "3.12.1", {}),
+        (("a",), "3.11.2", {"lock": str(tmp_path / "lock")}),
+        (("a",), "3.11.2", {"offline": True}),
+        (("a",), "3.11.2", {"wheels": str(wheels)}),
     ):
-        asked: dict[str, Any] = {}
-
-        class Recorder:
-            label = "here"
-
-            def python(self, source: str, args: dict[str, Any], *, asked: dict[str, Any] = asked, **_: Any) -> Any:
-                asked.update(args)
-                return {"python": "/env/bin/python", "built": False}
-
-        found = {"python": {"executable": "/usr/bin/python3", "version": version}, "arch": "x86_64", "work_dir": "/w"}
-        profile = built(tmp_path, wheels, *packages, setup=setup)
-        provision._build(Recorder(), profile, found, lambda line: None)
-        hashes.append(asked["env_hash"])
-    assert len(set(hashes)) == 4
+        found = {"python": {"executable": "/usr/bin/python3", "version": version}, "arch": "x86_64"}
+        own = {"build": True, "packages": packages, **more}
+        profile = site(tmp_path, **own)
+        made = environment.describe(profile, found, worker_needs(), environment.wheels_of(profile))
+        hashes.append(made.hash)
+    assert len(set(hashes)) == 7
 
 
 def test_index_options_do_not_reach_the_command_line() -> None:
-    on_file, on_line = provision._split_options(
+    on_file, on_line = environment.split_options(
         ("--index-url https://user:secret@index.example/simple", "--no-cache-dir", "--pre", "--find-links=/w")
     )
     assert on_file == ["--index-url https://user:secret@index.example/simple", "--pre", "--find-links /w"]
@@ -487,14 +485,14 @@ def test_a_lock_waits_for_the_other_launch(tmp_path: Path) -> None:
 
     def second() -> None:
         entered.wait(5)
-        with node_setup.locked(path, 5.0):
+        with node_store.locked(path, 5.0):
             order.append("second")
 
     thread = threading.Thread(target=second)
     thread.start()
-    with node_setup.locked(path, 5.0):
+    with node_store.locked(path, 5.0):
         entered.set()
-        with pytest.raises(TimeoutError, match="another launch has held"), node_setup.locked(path, 0.2):
+        with pytest.raises(TimeoutError, match="another launch has held"), node_store.locked(path, 0.2):
             order.append("never")
         order.append("first")
     thread.join(10)

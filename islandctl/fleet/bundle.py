@@ -1,0 +1,58 @@
+"""Code as it is sent: named by what is in it, packed the same way every time."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import islandctl
+from islandctl.fleet.delivery import Content
+
+_SUFFIXES = (".py", ".csv", ".yaml", ".json", ".typed")
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Files as they are sent."""
+
+    hash: str
+    """Of names and contents: a changed file is another hash."""
+    data: bytes
+    """tar.gz; the same bytes for the same content."""
+    label: str = "code"
+    """For messages."""
+
+    @cached_property
+    def content(self) -> Content:
+        """To be delivered, where it is large."""
+        return Content.of(self.data, self.label)
+
+
+def make_bundle(package: Path | None = None) -> Bundle:
+    """Pack the islandctl package (or another folder in its place, for tests)."""
+    root = package or Path(islandctl.__file__).parent
+    files = [path for path in root.rglob("*") if path.suffix in _SUFFIXES and "__pycache__" not in path.parts]
+    return pack({f"{root.name}/{path.relative_to(root).as_posix()}": (path.read_bytes(), False) for path in files})
+
+
+def pack(files: Mapping[str, tuple[bytes, bool]], label: str = "code") -> Bundle:
+    """Pack files: path with slashes → (content, may it be executed?)."""
+    total, packed = hashlib.sha256(), io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for name, (content, executable) in sorted(files.items()):
+            total.update(json.dumps([name, len(content), *([1] if executable else [])]).encode() + content)
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            member.mode = 0o755 if executable else 0o644
+            archive.addfile(member, io.BytesIO(content))
+    return Bundle(total.hexdigest()[:16], packed.getvalue(), label)
