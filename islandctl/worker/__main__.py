@@ -6,11 +6,14 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
+from typing import NoReturn
 
 from pydantic import ValidationError
 
@@ -129,5 +132,20 @@ def work(process: Process, script: list[str]) -> Outcome:
     return session.outcome()
 
 
+def leave(code: int) -> NoReturn:
+    """End the process as Python does, but without taking the interpreter apart.
+
+    Threads of torch and gloo that outlive their groups come back for the interpreter's lock there, are ended in the
+    middle of a C++ function, and the process dies of SIGABRT ("terminate called without an active exception") after
+    everything is done. What a script has left to its own threads and to ``atexit`` is done first.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing's children do
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))
