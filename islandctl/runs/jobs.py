@@ -62,6 +62,7 @@ def worker_job(record: RunRecord, plan: Plan, node: NodeRecord, *, master: tuple
         argv=(*_torchrun(node, len(cell.nodes), master), "-m", "islandctl.worker", node.cell_folder, *script),
         cwd=str(folder.script) if plan.files else node.cell_folder,
         env={**env, **plan.recipe.worker.env},
+        env_files=(str(folder.secrets),) if plan.recipe.worker.secrets else (),
         setup=site.environment.setup,
         outcome=str(folder.outcome),
         progress=str(folder.metrics),

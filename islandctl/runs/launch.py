@@ -20,10 +20,11 @@ from islandctl.errors import InfeasibleError, IslandError
 from islandctl.fleet.bundle import make_bundle
 from islandctl.fleet.delivery import Progress
 from islandctl.fleet.needs import worker_needs
-from islandctl.fleet.provision import Place, Prepared, prepare_all
+from islandctl.fleet.provision import Place, prepare_all
 from islandctl.planner.limits import not_yet
 from islandctl.planner.plan import Plan
 from islandctl.runs import record as records
+from islandctl.runs import secrets
 from islandctl.runs.files import only_one
 from islandctl.runs.network import start_relay, start_tunnels
 from islandctl.runs.reach import Reach, Say, Verdict, demand
@@ -31,7 +32,7 @@ from islandctl.runs.record import CellRecord, NodeRecord, RunRecord
 from islandctl.runs.relay import make_secrets
 from islandctl.runs.stop import end_everything
 from islandctl.runs.text import check_text
-from islandctl.runs.workers import start_workers, write_cells
+from islandctl.runs.workers import script_bundle, start_workers, write_cells
 
 
 def check_plan(plan: Plan) -> list[str]:
@@ -59,8 +60,11 @@ def start(plan: Plan, run: str | None, say: Say, progress: Progress = lambda nam
 
     Raises:
         UsageError: the name is taken.
+        PreflightError: a secret is not set here.
         HostKeyError, PreflightError, UnreachableError, RunError: a step failed; everything it had started is ended.
     """
+    secrets.know(plan)
+    secrets.demand_all(plan)
     record = records.create(plan, run, launcher_pid=os.getpid())
     with (
         only_one(RunFolder.of(record.run).root / "lock", f"islandctl launch {record.run}"),
@@ -81,10 +85,11 @@ def _prepare(record: RunRecord, plan: Plan, reach: Reach, say: Say, progress: Pr
     """Connect to every host, put code and environment there, and see that the text is there; each host once."""
     places = list(dict.fromkeys((cell.site, node.host) for cell in plan.cells for node in cell.nodes))
     optimizer = plan.recipe.training.optimizer
+    script = script_bundle(plan)
     began = time.monotonic()
     verdicts = prepare_all(
         [Place(plan.site(site), partial(reach.host, site, host)) for site, host in places],
-        [make_bundle()],
+        [make_bundle(), *([script] if script else [])],
         say,
         needs=worker_needs(optimizer.kind if optimizer else ""),
         progress=progress,
@@ -136,6 +141,7 @@ def _or_undo(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> Iterator[
         else:
             reason = f"{type(error).__name__}: {error}".rstrip(": ")
         say(f"{record.run}: the launch ends: clearing up")
+        reason = secrets.hide(reason)
         now = records.load(record.run)
         report = end_everything(now, plan, reach, say)
         now = records.change(now, phase="failed", reason=reason, launcher_pid=0)

@@ -15,8 +15,8 @@ from islandctl.config.paths import RunFolder
 from islandctl.errors import IslandError
 from islandctl.fleet import node as nodes
 from islandctl.fleet import supervisor, tunnel
-from islandctl.fleet.host import Host
 from islandctl.fleet.bundle import make_bundle
+from islandctl.fleet.host import Host
 from islandctl.fleet.needs import RELAY_NEEDS
 from islandctl.fleet.provision import prepare
 from islandctl.planner.plan import Plan
