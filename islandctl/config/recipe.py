@@ -255,7 +255,7 @@ class WorkerRecipe(Settings):
     training."""
     files: tuple[str, ...] = ()
     """Files and folders beside the recipe that the script needs, itself included; at most 16 MiB in all: they travel
-    with the plan to every node. Of a folder in a git repository all that git does not ignore, as it is on the disk."""
+    with the plan to every node. Of a folder in a git repository all that git does not ignore, committed or not."""
     parameters: int | None = Field(default=None, ge=1)
     """How many parameters the script's model has. Left out: the plan cannot tell what the links carry."""
     restart: Restart = Restart()

@@ -16,6 +16,8 @@ import islandctl
 from islandctl.fleet.delivery import Content
 
 _SUFFIXES = (".py", ".csv", ".yaml", ".json", ".typed")
+_CONTROLLER_ONLY = ("cli", "planner", "runs")
+"""Packages that nothing on a node imports: fewer files to write on each."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,13 @@ class Bundle:
 def make_bundle(package: Path | None = None) -> Bundle:
     """Pack the islandctl package (or another folder in its place, for tests)."""
     root = package or Path(islandctl.__file__).parent
-    files = [path for path in root.rglob("*") if path.suffix in _SUFFIXES and "__pycache__" not in path.parts]
-    return pack({f"{root.name}/{path.relative_to(root).as_posix()}": (path.read_bytes(), False) for path in files})
+    files = {}
+    for path in root.rglob("*"):
+        inside = path.relative_to(root)
+        wanted = "__pycache__" not in inside.parts and inside.parts[0] not in _CONTROLLER_ONLY
+        if path.suffix in _SUFFIXES and wanted:
+            files[f"{root.name}/{inside.as_posix()}"] = (path.read_bytes(), False)
+    return pack(files)
 
 
 def pack(files: Mapping[str, tuple[bytes, bool]], label: str = "code") -> Bundle:

@@ -1,4 +1,4 @@
-"""One Python that stays on a host while its connection stands: a call is one round trip and a fork, not a new process.
+"""One Python that stays on a host while its connection stands: a call is a round trip and a fork, no new process.
 
 Both directions carry frames over one channel. A request is ``NUMBER SIZE PAYLOAD_SIZE``, a line end, JSON of that
 size (``program``: the hash of the program's text, ``text``: the text itself, the first time; ``args``, ``alarm_s``)
@@ -121,7 +121,7 @@ class Interpreter:
             while data := self._stream.recv(1 << 18):
                 arrived += data
                 if not self.started:
-                    noise, found, rest = arrived.partition(self._marker.encode())
+                    _, found, rest = arrived.partition(self._marker.encode())
                     if not found:
                         continue
                     arrived, self.started = rest, True

@@ -28,7 +28,7 @@ READING = ("read_many", "tail_offsets", "sizes")
 AnyPath = PurePosixPath | str
 
 _SUPERVISOR_CALLS = """
-def begin(folder, argv, job):
+def begin(folder, supervisor, python, job):
     if states([folder])[0]["state"] in LIVE:
         return {"started": False, "alive": True}
     os.makedirs(folder, exist_ok=True)
@@ -38,12 +38,9 @@ def begin(folder, argv, job):
         file.flush()
         os.fsync(file.fileno())
     os.replace(path + ".tmp", path)
-    done = subprocess.run([*argv, folder], stdin=subprocess.DEVNULL, stdout=-1, stderr=-1, timeout=30)
-    try:
-        return json.loads(done.stdout.decode())
-    except ValueError:
-        said = (done.stderr or done.stdout).decode(errors="replace").strip()
-        return {"started": False, "alive": False, "reason": said[-300:]}
+    global __file__
+    __file__ = os.path.expanduser(supervisor)
+    return start(folder, os.path.expanduser(python))
 
 
 def main(args, payload):
@@ -54,7 +51,7 @@ def main(args, payload):
     if args["do"] == "end":
         return end_marked(args["mark"], args["job"], args["timeout_s"])
     if args["do"] == "start":
-        return begin(os.path.expanduser(args["folder"]), args["argv"], payload)
+        return begin(os.path.expanduser(args["folder"]), args["supervisor"], args["python"], payload)
     return stop(os.path.expanduser(args["folder"]), args["timeout_s"])
 """
 
@@ -211,10 +208,9 @@ def start(host: Host, supervisor_path: AnyPath, python: str, folder: AnyPath, jo
     Raises:
         RunError: one runs there already, or it did not come up.
     """
-    argv = [python, str(supervisor_path), "start"]
     answer = host.python(
         _source("supervisor.py") + _SUPERVISOR_CALLS,
-        {"do": "start", "folder": str(folder), "argv": argv},
+        {"do": "start", "folder": str(folder), "supervisor": str(supervisor_path), "python": python},
         timeout_s=TIMEOUT_S,
         payload=job.model_dump_json(indent=1).encode(),
     )

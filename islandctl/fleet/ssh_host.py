@@ -144,7 +144,7 @@ class SshHost:
                 raise _NoInterpreter
             if self._standing is None or not self._standing.alive:
                 try:
-                    stream = link.stream(self._boot(self._python), STANDING_S)
+                    stream = link.stream(self._boot(self._python, "-I -S"), STANDING_S)
                 except TimeoutError as error:
                     self._without = link
                     raise _NoInterpreter from error
@@ -153,8 +153,9 @@ class SshHost:
             return self._standing
 
     @staticmethod
-    def _boot(python: str) -> str:
-        return f'exec {shell_word(python)} -I -c "{wire.BOOT}"'
+    def _boot(python: str, switches: str = "-I") -> str:
+        """The command line. ``-S``: no more than the standard library, found sooner."""
+        return f'exec {shell_word(python)} {switches} -c "{wire.BOOT}"'
 
     def connect(self) -> None:
         """Log in now, so that trouble shows before anything else is done.

@@ -99,9 +99,8 @@ def _prepare(record: RunRecord, plan: Plan, reach: Reach, say: Say, progress: Pr
         for place, done in zip(places, verdicts, strict=True)
     ]
     prepared = dict(zip(places, demand(told, "preparing"), strict=True))
-    say(
-        f"{record.run}: {len(places)} node{'s are' if len(places) > 1 else ' is'} ready ({time.monotonic() - began:.0f} s)"
-    )
+    all_of_them = f"{len(places)} nodes are" if len(places) > 1 else "1 node is"
+    say(f"{record.run}: {all_of_them} ready ({time.monotonic() - began:.0f} s)")
     check_text(plan, prepared, reach, say)
     cells = []
     for cell in plan.cells:
