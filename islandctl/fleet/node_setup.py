@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import gzip
 import hashlib
 import io
 import json
@@ -13,7 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import time
 from typing import Any
 
@@ -163,6 +160,8 @@ def copy_code(args: dict[str, Any], _: bytes) -> bool:
 
 def _sync(folder: str) -> None:
     """See that what was written there survives a power cut: one wait, and not one for every file."""
+    import ctypes  # here, as below: most launches find all there, and loading takes time on each node
+
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         ctypes.CDLL(None).syncfs(descriptor)
@@ -173,6 +172,9 @@ def _sync(folder: str) -> None:
 
 
 def _unpack(packed: Any, folder: str) -> None:
+    import gzip
+    import tarfile
+
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(packed.read())), mode="r:") as archive:
         for member in archive:
             parts = member.name.split("/")

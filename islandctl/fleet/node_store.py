@@ -10,14 +10,14 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import hmac
 import os
 import signal
-import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+if TYPE_CHECKING:
+    import socket
 
 IDLE_S = 60
 """Without a byte for so long a transfer is given up; what has arrived stays."""
@@ -136,11 +136,15 @@ def receive(args: dict[str, Any], stream: BinaryIO) -> int:
 
 def proof(token: str, nonce: bytes, asked: bytes) -> bytes:
     """Shows that the asker knows the token, without telling it."""
+    import hmac  # here, as below: few nodes need it, and loading takes time on each
+
     return hmac.new(token.encode(), nonce + asked, hashlib.sha256).hexdigest().encode()
 
 
 def serve(args: dict[str, Any], _: bytes) -> dict[str, Any]:
     """Give contents to whoever knows the token, in the background, until ``hush`` or the end of the lease."""
+    import socket
+
     if socket.has_dualstack_ipv6():
         listener = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=64)
     else:
@@ -169,6 +173,8 @@ def serve(args: dict[str, Any], _: bytes) -> dict[str, Any]:
 
 def give(listener: socket.socket, args: dict[str, Any], ticket: str) -> None:
     """Answer askers, each in a thread, for as long as the ticket lies there."""
+    import threading
+
     listener.settimeout(0.5)
     while os.path.exists(ticket):
         try:
@@ -180,6 +186,8 @@ def give(listener: socket.socket, args: dict[str, Any], ticket: str) -> None:
 
 def hand_out(asker: socket.socket, args: dict[str, Any]) -> None:
     """Give one content from an offset on, if the asker knows the token."""
+    import hmac
+
     with contextlib.suppress(OSError, ValueError), asker:
         asker.settimeout(IDLE_S)
         nonce = os.urandom(16).hex().encode()
@@ -210,6 +218,8 @@ def hush(args: dict[str, Any], _: bytes) -> None:
 
 def fetch(args: dict[str, Any], _: bytes) -> dict[str, Any]:
     """Take a content from another node. ``here``: bytes that are here then, -1: all; ``trouble``: why not all."""
+    import socket
+
     path, name = place(args["work_dir"], args["content"]), args["content"]
     offset, trouble = have({"work_dir": args["work_dir"], "contents": [name]})[0], "it told no address"
     for address in args["addresses"] if offset >= 0 else ():
@@ -234,6 +244,8 @@ def fetch(args: dict[str, Any], _: bytes) -> dict[str, Any]:
 
 def addresses() -> list[str]:
     """Where other nodes may reach this one: where SSH came in, the way out, and what its name means."""
+    import socket
+
     found = os.environ.get("SSH_CONNECTION", "").split()[2:3]
     for family, target in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
         # nothing is sent: connecting a datagram socket only asks the routing table
