@@ -407,8 +407,13 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def built(tmp_path: Path, wheels: Path, *packages: str, **more: Any) -> SiteProfile:
-    options = ("--no-index", "--find-links", str(wheels), "--no-cache-dir")
-    settings = {"build": True, "packages": packages, "pip_options": options, "python": sys.executable, **more}
+    settings = {
+        "build": True,
+        "packages": packages,
+        "pip_options": ("--no-index", "--find-links", str(wheels), "--no-cache-dir"),
+        "python": sys.executable,
+        **more,
+    }
     return site(tmp_path, **settings)
 
 
@@ -449,6 +454,69 @@ def test_pip_s_failure_is_shown_with_its_last_lines(package: Path, wheels: Path,
 def test_an_environment_that_does_not_import_what_a_worker_needs(package: Path, wheels: Path, tmp_path: Path) -> None:
     with pytest.raises(PreflightError, match=r"not fit: islandctl_test_wheel \(No module named"):
         prepare(LOCAL, built(tmp_path, wheels), make_bundle(package))
+
+
+@pytest.mark.slow
+def test_a_site_without_an_index_gets_wheels_from_here(
+    package: Path, wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``offline``: pip here fetches them for the node, once; they lie there as content, and pip there is content."""
+    monkeypatch.setenv("ISLANDCTL_HOME", str(tmp_path / "controller"))
+    monkeypatch.setenv("PLACE_OF_WHEELS", str(wheels))
+    messages, bundle = list[str](), make_bundle(package)
+    options = ("--no-index", "--find-links ${PLACE_OF_WHEELS}")
+    python = {"build": True, "packages": ("islandctl-test-wheel",), "python": sys.executable}
+    profile = site(tmp_path, offline=True, pip_options=options, **python)
+    ready = prepare(LOCAL, profile, bundle, messages.append)
+    assert subprocess.run([ready.python, "-c", "import islandctl_test_wheel"], timeout=30).returncode == 0
+    wheel = next(wheels.iterdir())
+    stored = [path for path in (tmp_path / "a work" / "store").iterdir() if path.suffix == ""]
+    assert [path.read_bytes() for path in stored] == [wheel.read_bytes()]
+    assert [path.name for path in (tmp_path / "controller" / "wheels").glob("*/*")] == [wheel.name]
+    assert len([line for line in messages if "fetching packages for Python" in line]) == 1
+    (folder,) = (tmp_path / "controller" / "wheels").iterdir()
+    (given,) = environment.wheels_of(site(tmp_path, wheels=str(folder), **python)) or ()
+    assert (given.label, given.name) == (wheel.name, stored[0].name)
+    wheel.unlink()
+    messages.clear()
+    assert prepare(LOCAL, profile, bundle, messages.append) == ready
+    assert messages == []
+
+
+@pytest.mark.slow
+def test_an_index_that_cannot_be_reached_names_what_helps(
+    package: Path, wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INDEX_PASSWORD", "never-to-be-seen")
+    options = ("--index-url http://me:${INDEX_PASSWORD}@127.0.0.1:1/simple", "--retries 0", "-vv")
+    profile = built(tmp_path, wheels, "islandctl-test-wheel", pip_options=options, secrets=("INDEX_PASSWORD",))
+    with pytest.raises(PreflightError, match="pip cannot reach its package index from there: ") as caught:
+        prepare(LOCAL, profile, make_bundle(package))
+    assert "environment.offline: true" in caught.value.hint
+    assert "environment.wheels" in caught.value.hint
+    assert "never-to-be-seen" not in caught.value.message
+
+
+def test_a_password_in_an_index_s_address_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"write \$\{NAME\} in its place"):
+        site(tmp_path, pip_options=("--index-url", "https://me:secret@index.example/simple"))
+
+
+def test_platforms_are_those_that_the_node_s_c_library_runs(tmp_path: Path, wheels: Path) -> None:
+    def names(arch: str, *libc: str) -> list[str]:
+        found = {"python": {"executable": "/p", "version": "3.11.2"}, "arch": arch, "libc": libc}
+        return environment.platforms(environment.describe(site(tmp_path), found, worker_needs(), None))
+
+    new = names("x86_64", "glibc", "2.36")
+    assert (new[0], new[-1]) == ("manylinux_2_36_x86_64", "linux_x86_64")
+    assert {"manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64"} < {*new}
+    assert names("aarch64", "glibc", "2.18") == [
+        "manylinux_2_18_aarch64",
+        "manylinux_2_17_aarch64",
+        "manylinux2014_aarch64",
+        "linux_aarch64",
+    ]
+    assert names("x86_64", "", "")[0] == "musllinux_1_2_x86_64"
 
 
 def test_the_environment_s_name_follows_what_is_in_it(tmp_path: Path, wheels: Path) -> None:
