@@ -30,7 +30,7 @@ HOST = LocalHost()
 QUICK = RestartPolicy(limit=3, backoff_s=0.05, backoff_limit_s=0.1)
 
 
-def until(met: Callable[[], Any], what: str, timeout_s: float = 15.0) -> Any:
+def until(met: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
     """Poll until something holds."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:

@@ -15,7 +15,7 @@ from islandctl.ledger.entries import Commit
 from .local import Machine, ending, kill, steps_of
 from .tensors import model_hashes, state_hashes
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 CELLS = ("east", "west")
 
 

@@ -11,7 +11,7 @@ from islandctl.config.recipe import Recipe
 
 from .rehearsal import Run, same
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SCRIPT = """
 import atexit, os, signal, sys, threading, time
 import torch, torch.distributed as dist
