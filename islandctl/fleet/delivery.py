@@ -27,8 +27,9 @@ PEER_LEAST_BYTES = 64 << 20
 """Fewer bytes that the others of a site need are sent from here: handing them on would take longer."""
 PEER_SLOTS = 2
 """Nodes that one node gives to at a time."""
-DIRECT_SLOTS = 8
-"""Nodes that are sent to from here at a time, where they cannot give to each other."""
+DIRECT_SLOTS, SMALL_SLOTS = 8, 64
+"""Nodes that are sent to from here at a time, where they cannot give to each other or need not."""
+SMALL_BYTES = 4 << 20
 TRIES = 5
 """In a row without a byte more."""
 LEASE_S = 1800
@@ -143,6 +144,8 @@ class _Spread:
         self._peers = False
         self._from_peers = 0
         self._unreachable = 0
+        self._here: dict[str, int] = {}
+        """By node: bytes that lie there, where nothing has been tried since."""
         self._sent: dict[str, tuple[int, int]] = {}
         """By node: bytes sent to it from here, and to send."""
 
@@ -177,6 +180,7 @@ class _Spread:
         if here == -1:
             self._givers.append(_Giver(member))
             return None
+        self._here[member.host.label] = here
         return member
 
     def _bring(self, member: Member) -> None:
@@ -212,7 +216,7 @@ class _Spread:
                         return giver
                     wait = self._sending > 0 or any(not one.dead for one in self._givers)
                 else:
-                    wait = self._sending >= DIRECT_SLOTS
+                    wait = self._sending >= (SMALL_SLOTS if self._content.size < SMALL_BYTES else DIRECT_SLOTS)
                 if not wait:
                     self._sending += 1
                     return None
@@ -223,6 +227,7 @@ class _Spread:
         here, trouble = 0, ""
         try:
             if self._begin(giver):
+                self._here.pop(member.host.label, None)
                 told = member.ask(
                     "fetch",
                     TIMEOUT_S + self._content.size / SLOWEST_BYTES_PER_S,
@@ -279,7 +284,9 @@ class _Spread:
             reraise=True,
         ):
             with attempt:
-                (here,) = member.ask("have", contents=[self._content.name])
+                here = self._here.pop(member.host.label, -2)
+                if here == -2:
+                    (here,) = member.ask("have", contents=[self._content.name])
                 if here > best:
                     best, last_gain = here, attempt.retry_state.attempt_number
                 while here != -1:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 from collections import defaultdict
@@ -31,6 +33,10 @@ FULL_BYTES = 10_000_000
 """With less than this left after a failed build, the disk is what failed: venv does not always say so."""
 LEAST_GLIBC = {"x86_64": 5}
 """The oldest glibc 2.x for which wheels are tagged; 17 for the other processors."""
+ALONE_BYTES = 8 << 20
+"""A wheel of this size is sent by itself, and need not be sent again when another one changes."""
+TOGETHER = "small.tar"
+"""The smaller ones, in one piece."""
 _INDEX_OPTIONS = ("-i", "--index-url", "--extra-index-url", "-f", "--find-links", "--trusted-host")
 _INDEX_SWITCHES = ("--no-index", "--pre")
 _downloads: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
@@ -135,7 +141,21 @@ def files_of(folder: Path) -> tuple[Content, ...]:
     files = sorted(path for path in folder.iterdir() if path.name.endswith((".whl", ".tar.gz", ".zip")))
     if not files:
         raise ConfigError(f"environment.wheels: {folder} holds no wheels", hint="fill it: pip download -d FOLDER …")
-    return tuple(Content.of(path, path.name) for path in files)
+    small = [path for path in files if path.stat().st_size < ALONE_BYTES]
+    alone = [Content.of(path, path.name) for path in files if path not in small]
+    return (*alone, Content.of(_together(small), TOGETHER)) if small else tuple(alone)
+
+
+def _together(files: Sequence[Path]) -> bytes:
+    """Small files as one: many pieces would be many round trips to every node."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for path in files:
+            member = tarfile.TarInfo(path.name)
+            member.size = path.stat().st_size
+            with path.open("rb") as file:
+                archive.addfile(member, file)
+    return packed.getvalue()
 
 
 def download(made: Environment, say: Callable[[str], None]) -> tuple[Content, ...]:

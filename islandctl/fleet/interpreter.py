@@ -126,8 +126,8 @@ class Interpreter:
                         continue
                     arrived, self.started = rest, True
                 self._deliver(arrived)
-        except (OSError, EOFError):
-            pass  # the same as an end
+        except (OSError, EOFError, ValueError):
+            self._stream.close()  # a stream that is cut, or holds what is no answer, has ended
         with self._lock:
             self._ended = True
         for number in list(self._waiting):

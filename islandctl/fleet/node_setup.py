@@ -248,11 +248,19 @@ def _fill_env(folder: str, args: dict[str, Any]) -> dict[str, Any]:
 
 
 def _wheels(folder: str, args: dict[str, Any]) -> str:
-    """A folder that holds the store's contents under the names that pip wants."""
+    """A folder that holds the store's contents under the names that pip wants; of a ``.tar`` what is in it."""
+    import tarfile
+
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(folder)
     for content, name in args["wheels"]:
-        os.symlink(place(args["work_dir"], content), os.path.join(folder, os.path.basename(name)))
+        if not name.endswith(".tar"):
+            os.symlink(place(args["work_dir"], content), os.path.join(folder, os.path.basename(name)))
+            continue
+        with tarfile.open(place(args["work_dir"], content)) as archive:
+            for member in archive:
+                with open(os.path.join(folder, os.path.basename(member.name)), "wb") as file:
+                    shutil.copyfileobj(archive.extractfile(member) or io.BytesIO(), file)
     return folder
 
 

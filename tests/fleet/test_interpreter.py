@@ -46,6 +46,9 @@ def piped() -> Iterator[Piped]:
     stream = Piped()
     yield stream
     stream.process.kill()
+    for thread in threading.enumerate():
+        if thread.name == "interpreter":
+            thread.join(20)  # it reads from a number that the next test's stream may get
     with stream.process:
         pass
 

@@ -419,9 +419,11 @@ def built(tmp_path: Path, wheels: Path, *packages: str, **more: Any) -> SiteProf
 
 @pytest.mark.slow
 def test_an_environment_is_built_once_and_a_half_built_one_never_used(
-    package: Path, wheels: Path, tmp_path: Path
+    package: Path, wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    profile, bundle, messages = built(tmp_path, wheels, "islandctl-test-wheel"), make_bundle(package), list[str]()
+    monkeypatch.setattr(environment, "ALONE_BYTES", 1)
+    own = {"build": True, "packages": ("islandctl-test-wheel",), "python": sys.executable}
+    profile, bundle, messages = site(tmp_path, wheels=str(wheels), **own), make_bundle(package), list[str]()
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(lambda _: prepare(LOCAL, profile, bundle, messages.append), range(2))
     assert first == second
@@ -471,12 +473,12 @@ def test_a_site_without_an_index_gets_wheels_from_here(
     assert subprocess.run([ready.python, "-c", "import islandctl_test_wheel"], timeout=30).returncode == 0
     wheel = next(wheels.iterdir())
     stored = [path for path in (tmp_path / "a work" / "store").iterdir() if path.suffix == ""]
-    assert [path.read_bytes() for path in stored] == [wheel.read_bytes()]
+    assert wheel.read_bytes() in stored[0].read_bytes()
     assert [path.name for path in (tmp_path / "controller" / "wheels").glob("*/*")] == [wheel.name]
     assert len([line for line in messages if "fetching packages for Python" in line]) == 1
     (folder,) = (tmp_path / "controller" / "wheels").iterdir()
     (given,) = environment.wheels_of(site(tmp_path, wheels=str(folder), **python)) or ()
-    assert (given.label, given.name) == (wheel.name, stored[0].name)
+    assert given.name == stored[0].name
     wheel.unlink()
     messages.clear()
     assert prepare(LOCAL, profile, bundle, messages.append) == ready
