@@ -10,8 +10,8 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
+from islandctl.config.secrets import hide
 from islandctl.errors import IslandError
-from islandctl.runs.secrets import hide
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import secrets
 import shlex
 import sys
@@ -22,6 +21,7 @@ from typing import Any
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
+from islandctl.config.secrets import values as secret_values
 from islandctl.config.site import SiteProfile
 from islandctl.errors import IslandError, PreflightError, UnreachableError
 from islandctl.fleet import environment as env
@@ -304,7 +304,7 @@ class _Work:
 
     def _build(self, site: SiteProfile, places: list[Place], made: dict[Place, Environment]) -> None:
         """Build the environments that these nodes lack."""
-        values = {name: os.environ[name] for name in site.environment.secrets if name in os.environ}
+        values = secret_values(site.environment.secrets)
         by_hash: defaultdict[str, list[Place]] = defaultdict(list)
         for place in places:
             by_hash[made[place].hash].append(place)

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import PurePosixPath
 
 from islandctl.config.paths import CellFolder, RunFolder
+from islandctl.config.secrets import hide
 from islandctl.errors import InfeasibleError, IslandError
 from islandctl.fleet.bundle import make_bundle
 from islandctl.fleet.delivery import Progress
@@ -33,6 +34,9 @@ from islandctl.runs.relay import make_secrets
 from islandctl.runs.stop import end_everything
 from islandctl.runs.text import check_text
 from islandctl.runs.workers import script_bundle, start_workers, write_cells
+
+FEW = 8
+"""Nodes that are told of one by one."""
 
 
 def check_plan(plan: Plan) -> list[str]:
@@ -99,6 +103,9 @@ def _prepare(record: RunRecord, plan: Plan, reach: Reach, say: Say, progress: Pr
         for place, done in zip(places, verdicts, strict=True)
     ]
     prepared = dict(zip(places, demand(told, "preparing"), strict=True))
+    if len(places) <= FEW:
+        for (site, host), made in prepared.items():
+            say(f"{site}/{host or 'local'}: ready, {made.python}")
     all_of_them = f"{len(places)} nodes are" if len(places) > 1 else "1 node is"
     say(f"{record.run}: {all_of_them} ready ({time.monotonic() - began:.0f} s)")
     check_text(plan, prepared, reach, say)
@@ -140,7 +147,7 @@ def _or_undo(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> Iterator[
         else:
             reason = f"{type(error).__name__}: {error}".rstrip(": ")
         say(f"{record.run}: the launch ends: clearing up")
-        reason = secrets.hide(reason)
+        reason = hide(reason)
         now = records.load(record.run)
         report = end_everything(now, plan, reach, say)
         now = records.change(now, phase="failed", reason=reason, launcher_pid=0)

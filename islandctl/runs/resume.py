@@ -14,6 +14,7 @@ from pathlib import Path
 from islandctl.config.budget import Budget
 from islandctl.config.paths import RunFolder
 from islandctl.config.recipe import Recipe
+from islandctl.config.secrets import hide, values
 from islandctl.errors import BudgetError, IslandError, UnreachableError, UsageError
 from islandctl.fleet import node as nodes
 from islandctl.fleet.job import SupervisorState
@@ -57,7 +58,7 @@ def resume(
     """
     records.check_plan_of(record, plan)
     secrets.know(plan)
-    for name in sorted({*plan.recipe.worker.secrets} - {*secrets.values(plan.recipe.worker.secrets)}):
+    for name in sorted({*plan.recipe.worker.secrets} - {*values(plan.recipe.worker.secrets)}):
         say(f"note: {name} is not set here; the nodes keep the value that they have")
     notes = check_recipe(plan, lambda path: _changed_recipe(plan, path), run=record.run)
     for note in notes + script_notes(plan, changed_sources(plan)):
@@ -80,7 +81,7 @@ def resume(
             write_cells(record, plan, reach)
             start_workers(record, plan, reach)
         except BaseException as error:
-            reason = secrets.hide(error.message) if isinstance(error, IslandError) else type(error).__name__
+            reason = hide(error.message) if isinstance(error, IslandError) else type(error).__name__
             end_everything(record, plan, reach, say)
             records.change(record, phase="stopped", reason=f"the resume failed: {reason}", launcher_pid=0)
             raise

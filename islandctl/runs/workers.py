@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
+from islandctl.config import secrets
 from islandctl.config.beside import unpacked
 from islandctl.config.paths import CellFolder, RunFolder
 from islandctl.errors import PreflightError
@@ -14,7 +15,6 @@ from islandctl.fleet.bundle import Bundle, pack
 from islandctl.fleet.job import SupervisorJob
 from islandctl.fleet.provision import copy_code
 from islandctl.planner.plan import Plan
-from islandctl.runs import secrets
 from islandctl.runs.jobs import STOP_TIMEOUT_S, cell_job, worker_job
 from islandctl.runs.reach import Reach, Verdict, demand, each
 from islandctl.runs.record import NodeRecord, RunRecord

@@ -6,6 +6,8 @@ import logging
 import os
 from contextlib import suppress
 
+from islandctl.config.secrets import hide
+
 
 class WholeLines(logging.Handler):
     """Writes each record at once to a file that is open for appending."""
@@ -17,7 +19,7 @@ class WholeLines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Append one record; on a full disk it is lost whole, so that the next one begins its own line."""
         try:
-            data = (self.format(record) + "\n").encode(errors="replace")
+            data = (hide(self.format(record)) + "\n").encode(errors="replace")
         except Exception:  # a wrong format must not end the training
             self.handleError(record)
             return

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from islandctl.config.model import Model
+from islandctl.config.secrets import hide
 from islandctl.errors import (
     CheckpointError,
     DivergenceError,
@@ -63,8 +64,8 @@ class Outcome(Model):
         return cls(
             outcome="failed",
             retry=retry,
-            reason=reason[:LONGEST],
-            hint=hint[:LONGEST],
+            reason=hide(reason)[:LONGEST],
+            hint=hide(hint)[:LONGEST],
             step=step,
             rank=rank,
             at=round(time.time(), 3),

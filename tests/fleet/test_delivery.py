@@ -102,7 +102,8 @@ def test_nodes_that_do_not_reach_each_other_have_it_from_here(sshd: Start, monke
 
 def test_after_a_cut_it_goes_on_where_it_was_cut(sshd: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "TRIES", 2)
-    server, sent = sshd(), content(12_000_000)
+    # with one session a connection the transfer and the Python that stays take turns
+    server, sent = sshd(options=["MaxSessions 1"]), content(12_000_000)
     cut = threading.Event()
 
     def at_block(done: int) -> None:
