@@ -169,7 +169,10 @@ def no_answer(label: str, code: int | None, said: str) -> PreflightError | Unrea
             f"{label}: the command ended without a word (link lost, or killed); state unknown",
             hint="run the command again; training on the node is not affected",
         )
-    return PreflightError(f"{label}: python gave no answer (exit code {code}): {said}")
+    return PreflightError(
+        f"{label}: python gave no answer (exit code {code}): {said}",
+        hint="log in by hand and see what the login shell says; it must be one that runs commands",
+    )
 
 
 def _raised(label: str, value: Mapping[str, Any]) -> PreflightError:

@@ -15,11 +15,13 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import PurePosixPath
 
+from islandctl.config.pace import Pace
 from islandctl.config.paths import CellFolder, RunFolder
 from islandctl.config.secrets import hide
 from islandctl.errors import InfeasibleError, IslandError
 from islandctl.fleet.bundle import make_bundle
 from islandctl.fleet.delivery import Progress
+from islandctl.fleet.hostkeys import Ask
 from islandctl.fleet.needs import worker_needs
 from islandctl.fleet.provision import Place, prepare_all
 from islandctl.planner.limits import not_yet
@@ -27,7 +29,7 @@ from islandctl.planner.plan import Plan
 from islandctl.runs import record as records
 from islandctl.runs import secrets
 from islandctl.runs.files import only_one
-from islandctl.runs.network import start_relay, start_tunnels
+from islandctl.runs.network import await_tunnels, start_relay, start_tunnels
 from islandctl.runs.reach import Reach, Say, Verdict, demand
 from islandctl.runs.record import CellRecord, NodeRecord, RunRecord
 from islandctl.runs.relay import make_secrets
@@ -54,12 +56,19 @@ def check_plan(plan: Plan) -> list[str]:
     return [f"{finding.place}: {finding.text}" for finding in plan.findings if finding.level == "warn"]
 
 
-def start(plan: Plan, run: str | None, say: Say, progress: Progress = lambda name, done, total: None) -> RunRecord:
+def start(
+    plan: Plan,
+    run: str | None,
+    say: Say,
+    ask: Ask | None = None,
+    progress: Progress = lambda name, done, total: None,
+) -> RunRecord:
     """Bring a plan to running workers.
 
     Args:
         run: the run's name; None makes one of recipe, date and a counter.
         say: takes progress, one line each.
+        ask: puts a question to the person; None: nobody is there.
         progress: told of large transfers: a name, bytes sent, bytes to send.
 
     Raises:
@@ -72,7 +81,7 @@ def start(plan: Plan, run: str | None, say: Say, progress: Progress = lambda nam
     record = records.create(plan, run, launcher_pid=os.getpid())
     with (
         only_one(RunFolder.of(record.run).root / "lock", f"islandctl launch {record.run}"),
-        Reach(plan, record.run, say) as reach,
+        Reach(plan, record.run, say, ask) as reach,
         _or_undo(record, plan, reach, say),
     ):
         say(f"{record.run}: connecting to {_places(plan)}")
@@ -80,6 +89,7 @@ def start(plan: Plan, run: str | None, say: Say, progress: Progress = lambda nam
         make_secrets(record, plan)
         record = start_relay(record, plan, reach, say)
         record = start_tunnels(record, plan, reach, say)
+        await_tunnels(record, reach)
         write_cells(record, plan, reach)
         start_workers(record, plan, reach)
         return records.change(record, phase="launched", reason="", launcher_pid=0)
@@ -130,7 +140,8 @@ def _prepare(record: RunRecord, plan: Plan, reach: Reach, say: Say, progress: Pr
                     folder=str(folder.node(node.index)),
                 )
             )
-        cells.append(CellRecord(index=cell.index, name=cell.name, site=cell.site, nodes=tuple(members)))
+        pace = None if cell.window is None else Pace.of(plan.recipe.exchange, cell.window)
+        cells.append(CellRecord(index=cell.index, name=cell.name, site=cell.site, nodes=tuple(members), pace=pace))
     return records.change(record, cells=tuple(cells))
 
 
