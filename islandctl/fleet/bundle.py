@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import io
 import json
-import tarfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,7 +25,8 @@ class Bundle:
     hash: str
     """Of names and contents: a changed file is another hash."""
     data: bytes
-    """tar.gz; the same bytes for the same content."""
+    """Compressed: a line of JSON, [name, size, 1 for what may be executed] of each file, then their contents. A node
+    unpacks it in half the time of a tar."""
     label: str = "code"
     """For messages."""
 
@@ -51,15 +50,11 @@ def make_bundle(package: Path | None = None) -> Bundle:
 
 def pack(files: Mapping[str, tuple[bytes, bool]], label: str = "code") -> Bundle:
     """Pack files: path with slashes → (content, may it be executed?)."""
-    total, packed = hashlib.sha256(), io.BytesIO()
-    with (
-        gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as zipped,
-        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
-    ):
-        for name, (content, executable) in sorted(files.items()):
-            total.update(json.dumps([name, len(content), *([1] if executable else [])]).encode() + content)
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            member.mode = 0o755 if executable else 0o644
-            archive.addfile(member, io.BytesIO(content))
-    return Bundle(total.hexdigest()[:16], packed.getvalue(), label)
+    total, listed, contents = hashlib.sha256(), [], []
+    for name, (content, executable) in sorted(files.items()):
+        entry = [name, len(content), *([1] if executable else [])]
+        total.update(json.dumps(entry).encode() + content)
+        listed.append(entry)
+        contents.append(content)
+    whole = json.dumps(listed).encode() + b"\n" + b"".join(contents)
+    return Bundle(total.hexdigest()[:16], zlib.compress(whole, 9), label)
