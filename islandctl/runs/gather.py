@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import queue
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
@@ -36,13 +37,16 @@ NODE_TIMEOUT_S = 20.0
 METRICS_TAIL_BYTES = 256 * 1024
 LOG_TAIL_BYTES = 8 * 1024
 LOG_TAIL_LINES = 12
+_HERE = threading.BoundedSemaphore(4)
+"""Questions to this very process at a time: more would only keep each other from the processor."""
 
 
 class Asked(Generic[R]):
     """One question that is asked again and again, in a thread of its own that never keeps the process alive."""
 
-    def __init__(self, ask: Callable[[], R]) -> None:
+    def __init__(self, ask: Callable[[], R], turn: threading.BoundedSemaphore | None = None) -> None:
         self._ask = ask
+        self._turn = turn or contextlib.nullcontext()
         self._answers: queue.Queue[R | IslandError | BaseException] = queue.Queue()
         self._busy = False
 
@@ -66,7 +70,9 @@ class Asked(Generic[R]):
 
     def _run(self) -> None:
         try:
-            self._answers.put(self._ask())
+            with self._turn:
+                answer = self._ask()
+            self._answers.put(answer)
         except BaseException as error:  # handed to the asker, who raises what is not ours
             self._answers.put(error)
 
@@ -256,7 +262,7 @@ class Watcher:
         return Asked(lambda: nodes.state(self._reach.beside(host), folder))
 
     def _ask_node(self, node: NodeRecord) -> Asked[NodeFacts]:
-        return Asked(lambda: self._look_at(node))
+        return Asked(lambda: self._look_at(node), _HERE if not node.host else None)
 
     def _look_at(self, node: NodeRecord) -> NodeFacts:
         host = self._reach.host(node.site, node.host)
