@@ -404,6 +404,10 @@ class Supervisor:
         if verdict["outcome"] == "stopped" and self._overdrawn():
             verdict["reason"] = f"{BY_BUDGET}: {span(self.used_s)} of {span(self.job['budget_s'])} used"
         self._log(f"{verdict['outcome']}: {verdict.get('reason') or 'done'}")
+        self._end(verdict)
+
+    def _end(self, verdict: dict[str, Any]) -> None:
+        """The last word: nothing of the job is left."""
         verdict.update(restarts=self.restarts, at=utc())
         write_json(
             self._path("exit.json"), dict({"code": None, "signal": None, "reason": ""}, **verdict), durable=True
@@ -563,7 +567,7 @@ def ending(code: int) -> str:
 # Commands -------------------------------------------------------------------------------------------------------
 
 
-def keep(folder: str) -> None:
+def keep(folder: str, kind: type[Supervisor] = Supervisor) -> None:
     """Take the folder's lock and run the loop."""
     lock = os.open(os.path.join(folder, "supervisor.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -578,7 +582,7 @@ def keep(folder: str) -> None:
     for name in ("exit.json",) if lost else ("exit.json", "stop"):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(folder, name))
-    Supervisor(folder).run(state if lost else None)
+    kind(folder).run(state if lost else None)
 
 
 def start(folder: str, python: str) -> dict[str, Any]:

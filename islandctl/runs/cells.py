@@ -130,6 +130,8 @@ def _state(
         return "failed", next(filter(None, [*spoken, *plain]), "")
     if known and len(known) == len(states) and all(state.outcome for state in known):
         return ("finished" if all(state.outcome == "finished" for state in known) else "stopped"), ""
+    if any(state.state == "pending" for state in known):
+        return "pending", next(state.reason or state.last for state in known if state.state == "pending")
     if any(state.state == "lost" for state in known):
         return _without_supervisor(nodes, beat, age)
     if any(state.state == "backoff" for state in known):
@@ -146,7 +148,9 @@ def _state(
     if any(state.state == "absent" for state in known):
         return ("launching" if record.phase == "launching" else "lost"), ""
     if beat is None or _of_earlier_life(nodes, beat):
-        return ("restarting", _last_end(nodes)) if any(state.restarts for state in known) else ("starting", "")
+        if any(state.restarts for state in known):
+            return "restarting", _last_end(nodes)
+        return "starting", next((state.reason for state in known if state.reason), "")
     return _word(beat, age)
 
 
@@ -176,7 +180,8 @@ def _without_supervisor(
     if all(state.orphans for state in lost):
         now = "starting" if beat is None or _of_earlier_life(nodes, beat) else _word(beat, age)[0]
         return now, "its supervisor was killed: nobody would start its workers again"
-    return "lost", "the supervisor is gone without an exit record (reboot or kill -9)"
+    unknown = "the supervisor is gone without an exit record (reboot or kill -9)"
+    return "lost", next((state.reason for state in lost if state.reason), unknown)
 
 
 def _last_end(nodes: Sequence[NodeFacts]) -> str:

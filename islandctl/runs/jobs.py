@@ -34,7 +34,7 @@ def worker_job(record: RunRecord, plan: Plan, node: NodeRecord, *, master: tuple
 
     Args:
         master: address and port of node 0, as the cell's nodes reach it; None for a cell of one node, where torchrun
-            itself takes a free port at every start.
+            itself takes a free port at every start, and where the nodes find it out when they run.
     """
     site = plan.site(node.site)
     cell = record.cells[node.cell]
@@ -52,7 +52,8 @@ def worker_job(record: RunRecord, plan: Plan, node: NodeRecord, *, master: tuple
     }
     first, total = _share(plan, node)
     if site.gpu.type == "cpu":
-        env["OMP_NUM_THREADS"] = str(max(1, site.cpu.cores // total))
+        on_node = total if site.hosts_are_nodes else site.gpu.per_node
+        env["OMP_NUM_THREADS"] = str(max(1, site.cpu.cores // on_node))
     elif total > node.num_ranks:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(str(first + rank) for rank in range(node.num_ranks))
     return SupervisorJob(
@@ -77,6 +78,8 @@ def worker_job(record: RunRecord, plan: Plan, node: NodeRecord, *, master: tuple
 
 def _share(plan: Plan, node: NodeRecord) -> tuple[int, int]:
     """Which of its host's accelerators are this cell's: (the first, how many all cells take on the host)."""
+    if not plan.site(node.site).hosts_are_nodes:  # the scheduler gives every job its own
+        return 0, node.num_ranks
     on_host = [
         (cell.index, one.num_ranks)
         for cell in plan.cells
@@ -89,14 +92,11 @@ def _share(plan: Plan, node: NodeRecord) -> tuple[int, int]:
 def _torchrun(node: NodeRecord, num_nodes: int, master: tuple[str, int] | None) -> tuple[str, ...]:
     """The command up to the program. Restarts are the supervisor's business, so torchrun's own are off."""
     start = (node.python, "-m", "torch.distributed.run", f"--nproc-per-node={node.num_ranks}", "--max-restarts=0")
-    if master is None:
+    if num_nodes == 1:
         # --standalone with an address: torchrun would otherwise ask the resolver for this host's full name
         return (*start, "--standalone", "--local-addr=127.0.0.1")
+    place = (f"--nnodes={num_nodes}", f"--node-rank={node.index}")
+    if master is None:  # then address and port come as PET_MASTER_ADDR and PET_MASTER_PORT, which torchrun reads, too
+        return (*start, *place)
     address, port = master
-    return (
-        *start,
-        f"--nnodes={num_nodes}",
-        f"--node-rank={node.index}",
-        f"--master-addr={address}",
-        f"--master-port={port}",
-    )
+    return (*start, *place, f"--master-addr={address}", f"--master-port={port}")

@@ -25,6 +25,7 @@ from islandctl.runs.relay import address, own_code, own_python, relay_files, rel
 
 CONTROLLER = "controller"
 _LIVE = ("starting", "running", "backoff")
+NO_PORCH: tuple[str, ...] = ()
 TO_RELAY = "relay"
 """Name of the tunnel through which the controller reaches a relay elsewhere."""
 
@@ -69,12 +70,22 @@ def start_tunnels(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> RunR
             urls[key] = direct
         else:
             port = nodes.free_port(reach.host(*key))
-            name = f"{node.site}-{node.index}"
+            name, porch = f"{node.site}-{node.index}", NO_PORCH
+            urls[key] = f"https://127.0.0.1:{port}"
+            if not plan.site(
+                node.site
+            ).hosts_are_nodes:  # the tunnel ends where only the login node itself reaches it
+                urls[key], porch = _porch(node, port, reach)
             way = TunnelRecord(
-                name=name, site=node.site, host=node.host, reverse=True, host_port=port, local_port=here
+                name=name,
+                site=node.site,
+                host=node.host,
+                reverse=True,
+                host_port=port,
+                local_port=here,
+                porch=porch,
             )
             record = _open(record, reach, way)
-            urls[key] = f"https://127.0.0.1:{port}"
             say(f"{node.label}: reaches the relay through a tunnel")
 
     def routed(node: NodeRecord) -> NodeRecord:
@@ -139,6 +150,21 @@ def _relay_host(name: str, plan: Plan, reach: Reach) -> Host:
         raise type(error)(f"{recipe}: relay.host: {error.message}", hint=error.hint) from error
 
 
+def _porch(node: NodeRecord, port: int, reach: Reach) -> tuple[str, tuple[str, ...]]:
+    """The relay's address for the nodes behind a login node, and what passes their connections on there.
+
+    Args:
+        port: where the tunnel ends on the login node's loopback.
+    """
+    host = reach.host(node.site, node.host)
+    public = nodes.free_port(host, "0.0.0.0")  # noqa: S104
+    name = host.python(
+        "import socket\ndef main(args, payload):\n    return socket.gethostname()\n", {}, timeout_s=30.0
+    )
+    program = f"{node.code}/islandctl/fleet/porch.py"
+    return f"https://{name}:{public}", (node.python, program, str(public), str(port))
+
+
 def _open(record: RunRecord, reach: Reach, way: TunnelRecord) -> RunRecord:
     """Record a tunnel, then open it: what is recorded is found and ended again, whatever happens in between."""
     record = records.change(record, tunnels=(*record.tunnels, way))
@@ -149,6 +175,7 @@ def _open(record: RunRecord, reach: Reach, way: TunnelRecord) -> RunRecord:
 def _start_tunnel(record: RunRecord, reach: Reach, way: TunnelRecord) -> None:
     folder = RunFolder.of(record.run)
     make = tunnel.reverse_tunnel if way.reverse else tunnel.forward_tunnel
+    more = {"command": way.porch} if way.porch else {}
     made = make(
         way.host,
         reach.ssh(way.site, way.host),
@@ -158,6 +185,7 @@ def _start_tunnel(record: RunRecord, reach: Reach, way: TunnelRecord) -> None:
         known_hosts=folder.known_hosts,
         host_port=way.host_port,
         local_port=way.local_port,
+        **more,
     )
     here: Host = reach.beside("")
     tunnel.open_tunnel(here, str(Path(supervisor.__file__).resolve()), own_python(), made)

@@ -93,6 +93,8 @@ class TunnelRecord(Model):
     """``host_port`` there leads to ``local_port`` here; else the other way round."""
     host_port: int
     local_port: int
+    porch: tuple[str, ...] = ()
+    """What runs on ``host`` as long as the tunnel stands, to pass on what comes from its cluster's nodes."""
 
 
 class RunRecord(Model):

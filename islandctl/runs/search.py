@@ -1,4 +1,5 @@
-"""The proof that nothing is left: every host where a process of the run may live is searched for the run's mark."""
+"""The proof that nothing is left: every host where a process of the run may live is searched for the run's mark, and
+every scheduler for its jobs."""
 
 from __future__ import annotations
 
@@ -8,7 +9,6 @@ from collections.abc import Sequence
 from islandctl.config.model import Model
 from islandctl.config.paths import RunFolder
 from islandctl.errors import RunError, UnreachableError
-from islandctl.fleet import node as nodes
 from islandctl.planner.plan import Plan
 from islandctl.runs.network import CONTROLLER
 from islandctl.runs.reach import Reach, each, told
@@ -74,13 +74,9 @@ def search(run: str, mark: str, where: Sequence[Place], reach: Reach, *, end: bo
         end: end what is found, and search again.
     """
 
-    def look(place: Place) -> tuple[str, list[nodes.Leftover]]:
+    def look(place: Place) -> tuple[str, list[str]]:
         host = reach.at(*place)
-        found = nodes.leftovers(host, mark)
-        if found and end:
-            nodes.end_leftovers(host, mark)
-            found = nodes.leftovers(host, mark)
-        return host.label, found
+        return host.label, reach.scheduler(*place).left(host, mark, end=end)
 
     left, unknown, clean = [], [], []
     for verdict in each(where, look):
@@ -88,7 +84,7 @@ def search(run: str, mark: str, where: Sequence[Place], reach: Reach, *, end: bo
             unknown.append(told("/".join(filter(None, verdict.item)) or "this machine", verdict.error))
             continue
         label, found = verdict.value
-        left += [f"{label}: process {one.pid} ({one.job}): {one.command}" for one in found]
+        left += [f"{label}: {one}" for one in found]
         clean += [] if found else [label]
     return Found(run=run, left=tuple(left), unknown=tuple(unknown), hosts=tuple(dict.fromkeys(clean)))
 
