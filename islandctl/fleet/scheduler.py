@@ -42,6 +42,8 @@ class Seat:
     supervisor: str
     folder: str
     """The supervisor's; the cell's lies around it."""
+    num_ranks: int
+    """Of the cell, on this node."""
 
 
 class Scheduler(Protocol):

@@ -83,8 +83,7 @@ class SlurmJobs:
         }
         nodes.write_files(host, cell, files)
         name, token = _name(seats), secrets.token_hex(8)
-        ranks = next(int(word.rpartition("=")[2]) for word in jobs[0].argv if word.startswith("--nproc-per-node="))
-        asked = sbatch_options(self._site, len(seats), ranks)
+        asked = sbatch_options(self._site, len(seats), seats[0].num_ranks)
         submission = {
             "name": name,
             "nodes": len(seats),

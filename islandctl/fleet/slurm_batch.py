@@ -93,10 +93,22 @@ def job_state() -> tuple[str, float | None]:
         )
     except (OSError, subprocess.TimeoutExpired):
         return "", None
-    text = done.stdout.decode(errors="replace")
-    state, limit = re.search(r"\bJobState=(\w+)", text), re.search(r"\bEndTime=(\d{4}-\d\d-\d\dT[\d:]{8})", text)
-    ends = calendar.timegm(time.strptime(limit[1], "%Y-%m-%dT%H:%M:%S")) if limit else None
-    return state[1] if state else "", None if ends is None else ends - time.time()
+    return parse_state(done.stdout.decode(errors="replace"), time.time())
+
+
+def parse_state(text: str, now: float) -> tuple[str, float | None]:
+    """State, and seconds until the time limit (None: there is none), from ``scontrol show job -o`` in UTC.
+
+    ``EndTime`` does not tell the limit: before a preemption Slurm puts it to the end of the grace time.
+    """
+    state, began = re.search(r"\bJobState=(\w+)", text), re.search(r"\bStartTime=(\d{4}-\d\d-\d\dT[\d:]{8})", text)
+    limit = re.search(r"\bTimeLimit=(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
+    left = None
+    if began and limit:
+        days, hours, minutes, seconds = (int(part or 0) for part in limit.groups())
+        begins = calendar.timegm(time.strptime(began[1], "%Y-%m-%dT%H:%M:%S"))
+        left = begins + ((days * 24 + hours) * 60 + minutes) * 60 + seconds - now
+    return state[1] if state else "", left
 
 
 def _queue_again(cell: str, submission: dict[str, Any], folders: list[str]) -> int:

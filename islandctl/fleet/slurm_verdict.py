@@ -81,8 +81,8 @@ def _of(
         told = "is not known to Slurm any more" if job is None else "has ended"
         reason = f"{who} {told}, and left no record of how: was it killed? {log}".rstrip()
         return file.model_copy(update={"state": "lost", "reason": reason, "orphans": False})
-    reason = _ended(job, who, log)
     outcome = "stopped" if job.state in ("CANCELLED", "PREEMPTED", "REVOKED") else "failed"
+    reason = _ended(job, who, log if outcome == "failed" else "")
     return file.model_copy(update={"state": "ended", "outcome": outcome, "reason": reason})
 
 

@@ -25,7 +25,6 @@ from islandctl.runs.relay import address, own_code, own_python, relay_files, rel
 
 CONTROLLER = "controller"
 _LIVE = ("starting", "running", "backoff")
-NO_PORCH: tuple[str, ...] = ()
 TO_RELAY = "relay"
 """Name of the tunnel through which the controller reaches a relay elsewhere."""
 
@@ -70,14 +69,9 @@ def start_tunnels(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> RunR
             urls[key] = direct
         else:
             port = nodes.free_port(reach.host(*key))
-            name, porch = f"{node.site}-{node.index}", NO_PORCH
-            urls[key] = f"https://127.0.0.1:{port}"
-            if not plan.site(
-                node.site
-            ).hosts_are_nodes:  # the tunnel ends where only the login node itself reaches it
-                urls[key], porch = _porch(node, port, reach)
+            urls[key], porch = _way_in(node, port, plan, reach)
             way = TunnelRecord(
-                name=name,
+                name=f"{node.site}-{node.index}",
                 site=node.site,
                 host=node.host,
                 reverse=True,
@@ -150,12 +144,14 @@ def _relay_host(name: str, plan: Plan, reach: Reach) -> Host:
         raise type(error)(f"{recipe}: relay.host: {error.message}", hint=error.hint) from error
 
 
-def _porch(node: NodeRecord, port: int, reach: Reach) -> tuple[str, tuple[str, ...]]:
-    """The relay's address for the nodes behind a login node, and what passes their connections on there.
+def _way_in(node: NodeRecord, port: int, plan: Plan, reach: Reach) -> tuple[str, tuple[str, ...]]:
+    """The relay's address at the end of a tunnel, and what passes connections on to it from behind a login node.
 
     Args:
-        port: where the tunnel ends on the login node's loopback.
+        port: where the tunnel ends on the host's loopback, which only the host itself reaches.
     """
+    if plan.site(node.site).hosts_are_nodes:
+        return f"https://127.0.0.1:{port}", ()
     host = reach.host(node.site, node.host)
     public = nodes.free_port(host, "0.0.0.0")  # noqa: S104
     name = host.python(

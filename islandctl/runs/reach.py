@@ -117,7 +117,7 @@ class Reach:
     def seat(self, node: NodeRecord) -> Seat:
         """Where a node's supervisor is."""
         host = self.host(node.site, node.host)
-        return Seat(host, node.python, node.code, node.supervisor, node.folder)
+        return Seat(host, node.python, node.code, node.supervisor, node.folder, node.num_ranks)
 
     def ssh(self, site: str, host: str) -> Ssh:
         """How ``host`` is reached: its site's way (empty: see ``profile_beside``)."""
