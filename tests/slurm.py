@@ -1,11 +1,11 @@
-"""A real Slurm on this machine, for tests: munged, slurmctld and three slurmd, with their own ports, keys and folders.
+"""A real Slurm on this machine, for tests: munged, slurmctld, three slurmd, with their own ports, keys and folders.
 
     with cluster(folder) as slurm:
         slurm.run("sinfo")
 
 Nothing outside ``folder`` is written, and nothing but loopback is listened on. No cgroups, no accounting, no systemd.
-The partition ``low`` gives way to ``high`` after a grace time, and its jobs are then queued again; ``apart`` has a node
-of its own.
+The partition ``low`` gives way to ``high`` after a grace time, and its jobs are then queued again; ``apart`` has a
+node of its own.
 """
 
 from __future__ import annotations

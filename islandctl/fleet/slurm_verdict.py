@@ -92,8 +92,8 @@ def _waits(job: Job, submission: Mapping[str, Any]) -> str:
     told = f"was interrupted ({before['why']}); " if before else ""
     state = "" if job.state == "PENDING" else f"{job.state}: "
     reason = job.reason or "no reason given"
-    key = reason.partition(",")[0].strip("() ")
-    meaning = next((text for name, text in _REASONS.items() if name.lower() == key.lower().replace(" ", "_")), "")
+    key = reason.partition(",")[0].strip("() ").replace(" ", "_")
+    meaning = _REASONS.get(key, "")
     said = f"{told}job {job.id}: {state}{reason}" + (f": {meaning}" if meaning else "")
     if key in _HELD:
         said += f"; scontrol release {job.id} lets it go"

@@ -238,16 +238,16 @@ def test_what_slurm_refuses_and_when_it_is_silent(tmp_path: Path, slurm: Cluster
     with pytest.raises(UnreachableError, match="squeue: not found"):
         deaf.start(silent.seats, silent.jobs(1))
     silent.start(1)
-    with pytest.raises(UnreachableError, match="Slurm does not answer: .*squeue: not found"):
+    with pytest.raises(UnreachableError, match=r"Slurm does not answer: .*squeue: not found"):
         deaf.left(silent.host, silent.mark, end=True)
     assert len(silent.scheduler.left(silent.host, silent.mark, end=True)) == 0
 
 
 def test_the_time_limit(limited: Cell) -> None:
     """Slurm looks at time limits every 30 s: meanwhile the other tests have run."""
-    limited.until(lambda seen: pending(seen) and "was interrupted (time limit); job" in seen[0].reason)
-    reached = (limited.folder / "saved").read_text()
-    (limited.folder / "hold").unlink()
-    (through,) = limited.until(ended)
-    assert through.outcome == "finished"
-    assert limited.log()[-1].split()[2] == reached
+    (state,) = limited.until(lambda seen: pending(seen) and "interrupted" in seen[0].reason)
+    assert state.reason.startswith(f"was interrupted (time limit); job {limited.job}: BeginTime: queued again")
+    assert int((limited.folder / "saved").read_text()) > 0
+    limited.stop()
+    (stopped,) = limited.states()
+    assert (stopped.outcome, stopped.reason) == ("stopped", "its job was cancelled before it had ended by itself")

@@ -13,7 +13,9 @@ from tests.slurm import Cluster, cluster
 from tests.sshd import Sshd, servers
 
 from .local import Machine, ending, steps_of
+from .tensors import model_hashes
 
+STEPS = 40
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
@@ -48,12 +50,47 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def site(tmp_path: Path, slurm: Cluster) -> Iterator[Site]:
-    with servers(tmp_path / "servers") as start, ending(Machine(tmp_path)) as machine:
+    # the round's deadline is far: a cell that is late in it would make the other one skip it
+    recipe = {"exchange": {"late": {"deadline": "5 min"}}}
+    with servers(tmp_path / "servers") as start, ending(Machine(tmp_path, recipe)) as machine:
         yield Site(machine, slurm, start(variables=slurm.env))
 
 
-def test_a_run(site: Site) -> None:
-    machine = site.machine
-    done = machine.launch(40, "queued")
-    assert done.returncode == 0, done.stderr + done.stdout
-    assert steps_of(machine.status("queued")) == [40, 40]
+def test_a_run_waits_in_the_queue_is_preempted_and_goes_on(site: Site) -> None:
+    """Two sites, one of them a cell on two nodes of Slurm. No step is trained twice, and both cells end equal."""
+    machine, slurm = site.machine, site.slurm
+    blocker = slurm.run("sbatch", "--parsable", "--nodes=2", "--exclusive", "--partition=high", "--wrap=sleep 600")
+    started = machine.launch(STEPS, "queued", "--detach")
+    assert started.returncode == 0, started.stderr
+    assert "reaches the relay through a tunnel" in started.stderr
+    waits = machine.until("queued", lambda seen: "Resources" in seen["cells"][1]["detail"])
+    assert waits["cells"][1]["state"] == "pending"
+    assert "job " in waits["cells"][1]["detail"]
+    assert "waits for nodes to become free" in waits["cells"][1]["detail"]
+    assert waits["state"] in ("pending", "running", "waiting")
+    assert "west is pending: job " in waits["detail"]
+
+    slurm.run("scancel", blocker.strip())
+    machine.until_trained("queued", 5)
+    slurm.run("sbatch", "--nodes=2", "--exclusive", "--partition=high", "--wrap=sleep 1")
+    again = machine.until("queued", lambda seen: "was interrupted" in seen["cells"][1]["detail"])
+    assert again["cells"][1]["state"] == "pending"
+
+    done = machine.islandctl("status", "queued", "--watch")
+    assert "queued  finished" in done.stdout, done.stdout + done.stderr
+    assert steps_of(machine.status("queued")) == [STEPS, STEPS]
+    trained = [line["step"] for line in machine.metrics("queued", "west", "train")]
+    assert trained == list(range(1, STEPS + 1))
+    assert [line["num_ranks"] for line in machine.metrics("queued", "west", "start")] == [2, 2]
+    assert all(len(hashes) == 1 for hashes in machine.packets("queued").values())
+    east, west = (
+        machine.cell("queued", name) / f"checkpoints/step-{STEPS:08}-attempt-1" for name in ("east", "west")
+    )
+    assert model_hashes(east) == model_hashes(west)
+
+    ended = machine.islandctl("stop", "queued")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert f"nothing of queued is left on this machine, west/{site.login.host}" in ended.stdout
+    assert machine.processes("queued") == {}
+    removed = machine.islandctl("remove", "queued", "--checkpoints")
+    assert removed.returncode == 0, removed.stderr
