@@ -92,11 +92,10 @@ def _share(plan: Plan, node: NodeRecord) -> tuple[int, int]:
 def _torchrun(node: NodeRecord, num_nodes: int, master: tuple[str, int] | None) -> tuple[str, ...]:
     """The command up to the program. Restarts are the supervisor's business, so torchrun's own are off."""
     start = (node.python, "-m", "torch.distributed.run", f"--nproc-per-node={node.num_ranks}", "--max-restarts=0")
-    if num_nodes == 1:
-        # --standalone with an address: torchrun would otherwise ask the resolver for this host's full name
-        return (*start, "--standalone", "--local-addr=127.0.0.1")
     place = (f"--nnodes={num_nodes}", f"--node-rank={node.index}")
-    if master is None:  # then address and port come as PET_MASTER_ADDR and PET_MASTER_PORT, which torchrun reads, too
+    if master is not None:
+        return (*start, *place, f"--master-addr={master[0]}", f"--master-port={master[1]}")
+    if num_nodes > 1:  # address and port come as PET_MASTER_ADDR and PET_MASTER_PORT, which torchrun reads as well
         return (*start, *place)
-    address, port = master
-    return (*start, *place, f"--master-addr={address}", f"--master-port={port}")
+    # --standalone with an address: torchrun would otherwise ask the resolver for this host's full name
+    return (*start, "--standalone", "--local-addr=127.0.0.1")
