@@ -58,6 +58,8 @@ class SupervisorState(Model):
     """Once ended."""
     code: int | None = None
     signal: int | None = None
+    kind: str = ""
+    """Of an end that nobody asked for: ``preempted``, where the machine was taken away; empty: none of that."""
     reason: str = ""
     last: str = ""
     """Why the child last ended though nobody had asked it to; empty: it never did."""

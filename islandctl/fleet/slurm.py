@@ -119,17 +119,21 @@ class SlurmJobs:
 
     def states(self, seats: Sequence[Seat]) -> list[SupervisorState]:
         """From the files of the cell, and where they do not suffice from Slurm; see ``slurm_verdict``."""
-        host, cell = seats[0].host, _cell(seats)
-        seen = self._login(host, "look", cell_folder=cell, nodes=[seat.folder for seat in seats])
-        files = [
-            SupervisorState(**{key: value for key, value in answer.items() if value is not None})
-            for answer in seen["nodes"]
-        ]
-        submission = seen["submission"]
-        if submission is None or fresh(files):
+        host = seats[0].host
+        seen, files = self._look(seats)
+        if seen["submission"] is None or fresh(files):
             return files
-        job = self._ask(host, submission)
-        return judge(files, submission, job, bool(seen["finished"]), str(seen["log"]))
+        job = self._ask(host, seen["submission"])
+        if job is None or job.phase == "ended":  # its last words may have come since they were looked for
+            seen, files = self._look(seats)
+        return judge(files, seen["submission"], job, bool(seen["finished"]), str(seen["log"]))
+
+    def _look(self, seats: Sequence[Seat]) -> tuple[dict[str, Any], list[SupervisorState]]:
+        """What lies in the cell's folder."""
+        folders = [seat.folder for seat in seats]
+        seen: dict[str, Any] = self._login(seats[0].host, "look", cell_folder=_cell(seats), nodes=folders)
+        told = [{key: value for key, value in answer.items() if value is not None} for answer in seen["nodes"]]
+        return seen, [SupervisorState(**answer) for answer in told]
 
     def _ask(self, host: Host, submission: dict[str, Any]) -> Job | None:
         """What Slurm says of a cell's job, asked anew now and then; None: it knows none."""

@@ -17,7 +17,7 @@ import sys
 import time
 from typing import Any
 
-from islandctl.fleet.slurm_node import PENDING, key
+from islandctl.fleet.slurm_node import PREEMPTED, key
 from islandctl.fleet.supervisor import LIVE, furthest, read_json, utc, write_json
 
 CRASHES = 5
@@ -45,7 +45,7 @@ def batch(cell: str) -> int:
         states = [told(folder) for folder in folders]
         if all(state == "ended" for state in states):
             return int(any((_exit(folder) or {}).get("outcome") == "failed" for folder in folders))
-        if code == 0 and all(state in ("ended", PENDING) for state in states):
+        if code == 0 and all(state in ("ended", PREEMPTED) for state in states):
             return _queue_again(cell, submission, folders)
         state, _ = job_state()
         if state not in ("RUNNING", ""):  # Slurm itself is ending the job, and starts it again if it means to
@@ -73,11 +73,12 @@ def _step(cell: str, num_nodes: int) -> int:
 
 
 def told(folder: str) -> str:
-    """``ended``, ``pending`` (interrupted, or not begun yet), or ``lost``: neither was said."""
-    if _exit(folder) is not None:
-        return "ended"
+    """``ended``, ``preempted`` (or not begun yet), or ``lost``: neither was said."""
+    ended = _exit(folder)
+    if ended is not None:
+        return PREEMPTED if ended.get("kind") == PREEMPTED else "ended"
     state = (read_json(os.path.join(folder, "state.json")) or {}).get("state")
-    return "lost" if state in LIVE else PENDING
+    return "lost" if state in LIVE else PREEMPTED
 
 
 def _exit(folder: str) -> dict[str, Any] | None:
@@ -156,7 +157,7 @@ def _give_up(folders: list[str], reason: str) -> int:
 def _write_ends(folders: list[str], outcome: str, reason: str) -> int:
     say(f"{outcome}: {reason}")
     for folder in folders:
-        if _exit(folder) is None:
+        if told(folder) != "ended":
             verdict = {"outcome": outcome, "code": None, "signal": None, "reason": reason, "restarts": 0, "at": utc()}
             write_json(os.path.join(folder, "exit.json"), verdict, durable=True)
     return 0

@@ -133,7 +133,9 @@ def look(args: dict[str, Any], _: bytes) -> dict[str, Any]:
         if state is not None:
             answer["beat_age_s"] = max(0.0, time.time() - state.get("beat", 0.0))
         if ended is not None:
-            answer.update({key: ended.get(key) for key in ("outcome", "code", "signal", "reason", "restarts")})
+            answer.update(
+                {key: ended.get(key) for key in ("outcome", "code", "signal", "kind", "reason", "restarts")}
+            )
             answer["state"] = "ended"
         elif answer["state"] == "ended":  # its last word has been taken away, to begin anew
             answer["state"] = "absent"
@@ -188,7 +190,10 @@ def end(args: dict[str, Any], _: bytes) -> dict[str, Any]:
     reason = "its job was cancelled before it had ended by itself" if ran else "it was still in Slurm's queue"
     for folder in folders:
         path = os.path.join(folder, "exit.json")
-        if os.path.isdir(folder) and not os.path.exists(path):
+        ended = read_json(path)
+        if ended is not None and ended.get("kind"):  # nobody begins it again: its end stands
+            write_json(path, dict(ended, kind=""), durable=True)
+        elif os.path.isdir(folder) and ended is None:
             state = read_json(os.path.join(folder, "state.json")) or {}
             verdict = {"outcome": outcome, "code": None, "signal": None, "reason": reason, "at": utc()}
             write_json(path, dict(verdict, restarts=state.get("restarts", 0)), durable=True)

@@ -28,12 +28,12 @@ MEET_S = 300.0
 REACH_S = 5.0
 LOCK_S = 180.0
 """A node that was lost may hold its lock on a shared file system until its lease has run out."""
-PENDING = "pending"
+PREEMPTED = "preempted"
 RELAY = "ISLANDCTL_RELAY_URL"
 
 
 class Interrupted(Supervisor):
-    """A supervisor that a signal interrupts: its last word is then ``pending``, and no exit record is written."""
+    """A supervisor that a signal interrupts: its exit record then says ``preempted``."""
 
     def __init__(self, folder: str) -> None:
         super().__init__(folder)
@@ -46,11 +46,10 @@ class Interrupted(Supervisor):
         super()._on_signal(number, frame)
 
     def _end(self, verdict: dict[str, Any]) -> None:
-        ended = verdict["outcome"] != "stopped" or os.path.exists(self._path("stop")) or self._overdrawn()
-        if ended or not self.interrupted:
-            super()._end(verdict)
-        else:
-            self._tell(PENDING, child_pid=None, last="interrupted by Slurm")
+        asked = os.path.exists(self._path("stop")) or self._overdrawn()
+        if self.interrupted and verdict["outcome"] == "stopped" and not asked:
+            verdict["kind"] = PREEMPTED
+        super()._end(verdict)
 
 
 def node(cell: str) -> None:

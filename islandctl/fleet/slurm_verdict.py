@@ -13,6 +13,8 @@ from typing import Any
 from islandctl.fleet.job import SupervisorState
 from islandctl.fleet.slurm_text import Job
 
+PREEMPTED = "preempted"
+"""The kind of a supervisor's end where Slurm took its node away, or was about to."""
 FRESH_S = 20.0
 """A supervisor that has written within so many seconds runs, and Slurm need not be asked: it writes every 2 s."""
 STALE_S = 90.0
@@ -39,8 +41,9 @@ _HELD = ("JobHeldUser", "launch_failed_requeued_held")
 
 def fresh(files: Sequence[SupervisorState]) -> bool:
     """Do the files alone say what the supervisors do?"""
-    return bool(files) and all(
-        one.state == "ended" or (one.runs and (one.beat_age_s or 0.0) < FRESH_S) for one in files
+    return all(
+        (one.state == "ended" and one.kind != PREEMPTED) or (one.runs and (one.beat_age_s or 0.0) < FRESH_S)
+        for one in files
     )
 
 
@@ -60,7 +63,24 @@ def judge(
         finished: the workers have said that they are through (``outcome.json``).
         log: the last line of the job's own log.
     """
-    return [one if one.state == "ended" else _of(one, submission, job, finished, log) for one in files]
+    return [
+        _of(one, submission, job, finished, log)
+        if one.state != "ended"
+        else _preempted(one, submission, job)
+        if one.kind == PREEMPTED
+        else one
+        for one in files
+    ]
+
+
+def _preempted(file: SupervisorState, submission: Mapping[str, Any] | None, job: Job | None) -> SupervisorState:
+    """It has ended in good order, and begins again when its job does; where there is no such job, the end stands."""
+    if submission is None or job is None:
+        return file
+    if job.phase == "ended":
+        return file.model_copy(update={"reason": _ended(job, f"Slurm's job {job.id}", file.reason)})
+    reason = _waits(job, submission) if job.phase == "waiting" else f"interrupted; job {job.id} is {job.state}"
+    return SupervisorState(state="pending", restarts=file.restarts, reason=reason)
 
 
 def _of(

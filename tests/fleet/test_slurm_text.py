@@ -145,6 +145,19 @@ def test_a_job_that_waits() -> None:
     assert verdict(STALE, Job("12", "SUSPENDED"))[::2] == ("pending", "Slurm's job 12 is SUSPENDED")
 
 
+def test_a_supervisor_that_was_preempted_begins_again_with_its_job() -> None:
+    taken = SupervisorState(state="ended", outcome="stopped", kind="preempted", reason="at step 7", restarts=2)
+    assert not fresh([taken])
+    assert verdict(taken, Job("12", "PENDING", "Priority"))[::2] == ("pending", "job 12: Priority: others come first")
+    assert verdict(taken, Job("12", "COMPLETING"))[::2] == ("pending", "interrupted; job 12 is COMPLETING")
+    assert verdict(taken, Job("12", "CANCELLED")) == (
+        "ended",
+        "stopped",
+        "Slurm's job 12 ended: CANCELLED: at step 7",
+    )
+    assert verdict(taken, None) == ("ended", "stopped", "at step 7")
+
+
 def test_a_job_that_runs_and_says_nothing() -> None:
     runs = Job("12", "RUNNING", nodes="n[1-2]")
     assert verdict(ABSENT, runs, log="") == ("starting", None, "Slurm's job 12 is RUNNING on n[1-2]")
