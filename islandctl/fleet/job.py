@@ -6,6 +6,9 @@ from typing import Literal
 
 from islandctl.config.model import Model
 
+PREEMPTED = "preempted"
+"""The kind of an end that came because the machine was taken away, or was about to be."""
+
 
 class RestartPolicy(Model):
     """How often, and how patiently, a child that dies is started again."""

@@ -60,8 +60,11 @@ class Scheduler(Protocol):
     def meeting(self, seats: Sequence[Seat]) -> tuple[str, int] | None:
         """Address and port at which a cell's several nodes meet; None: they find that out when they run."""
 
-    def start(self, seats: Sequence[Seat], jobs: Sequence[SupervisorJob]) -> None:
+    def start(self, seats: Sequence[Seat], jobs: Sequence[SupervisorJob]) -> str:
         """Have supervisors begin. Returns once it is sure that they have begun, or that they will.
+
+        Returns:
+            What deserves a word; empty: they have begun.
 
         Raises:
             RunError: one runs there already, or it did not come up.
@@ -105,10 +108,11 @@ class PlainHosts:
             )
         return str(address), nodes.free_port(host, str(address))
 
-    def start(self, seats: Sequence[Seat], jobs: Sequence[SupervisorJob]) -> None:
+    def start(self, seats: Sequence[Seat], jobs: Sequence[SupervisorJob]) -> str:
         """See ``Scheduler``."""
         for seat, job in zip(seats, jobs, strict=True):
             nodes.start(seat.host, seat.supervisor, seat.python, seat.folder, job)
+        return ""
 
     def states(self, seats: Sequence[Seat]) -> list[SupervisorState]:
         """See ``Scheduler``."""

@@ -68,7 +68,7 @@ class SlurmJobs:
     def meeting(self, seats: Sequence[Seat]) -> None:
         """Only Slurm chooses the nodes: they find each other in the job."""
 
-    def start(self, seats: Sequence[Seat], jobs: Sequence[SupervisorJob]) -> None:
+    def start(self, seats: Sequence[Seat], jobs: Sequence[SupervisorJob]) -> str:
         """Hand the cell to Slurm. Its supervisors begin when it gets its nodes.
 
         Raises:
@@ -112,6 +112,7 @@ class SlurmJobs:
                 f"{host.label}: sbatch {shlex.join(asked)}: {_words(answer['error'])}",
                 hint="correct the section slurm of the site profile; sinfo and sacctmgr there show what there is",
             )
+        return f"{host.label}: Slurm has its job {answer['job']}, which begins when there are nodes for it"
 
     def _script(self, cell: str, token: str, mark: str, seat: Seat) -> str:
         quoted = {"cell": cell, "token": token, "mark": mark, "code": seat.code, "python": seat.python}

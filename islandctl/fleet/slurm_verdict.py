@@ -10,11 +10,9 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from islandctl.fleet.job import SupervisorState
+from islandctl.fleet.job import PREEMPTED, SupervisorState
 from islandctl.fleet.slurm_text import Job
 
-PREEMPTED = "preempted"
-"""The kind of a supervisor's end where Slurm took its node away, or was about to."""
 FRESH_S = 20.0
 """A supervisor that has written within so many seconds runs, and Slurm need not be asked: it writes every 2 s."""
 STALE_S = 90.0
@@ -103,7 +101,8 @@ def _of(
         return file.model_copy(update={"state": "lost", "reason": reason, "orphans": False})
     outcome = "stopped" if job.state in ("CANCELLED", "PREEMPTED", "REVOKED") else "failed"
     reason = _ended(job, who, log if outcome == "failed" else "")
-    return file.model_copy(update={"state": "ended", "outcome": outcome, "reason": reason})
+    kind = PREEMPTED if outcome == "stopped" else ""
+    return file.model_copy(update={"state": "ended", "outcome": outcome, "kind": kind, "reason": reason})
 
 
 def _waits(job: Job, submission: Mapping[str, Any]) -> str:

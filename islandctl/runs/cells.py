@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from islandctl.fleet.job import PREEMPTED
 from islandctl.relay.messages import Heartbeat, RelayStatus
 from islandctl.runs.record import CellRecord, RunRecord
 from islandctl.runs.status import CellState, CellView, Facts, NodeFacts, NodeView
@@ -129,7 +130,8 @@ def _state(
         plain = [state.reason for state in known if state.outcome == "failed"]
         return "failed", next(filter(None, [*spoken, *plain]), "")
     if known and len(known) == len(states) and all(state.outcome for state in known):
-        return ("finished" if all(state.outcome == "finished" for state in known) else "stopped"), ""
+        taken = next((f"{state.kind}: {state.reason}" for state in known if state.kind == PREEMPTED), "")
+        return ("finished" if all(state.outcome == "finished" for state in known) else "stopped"), taken
     if any(state.state == "pending" for state in known):
         return "pending", next(state.reason or state.last for state in known if state.state == "pending")
     if any(state.state == "lost" for state in known):

@@ -68,7 +68,7 @@ def start(plan: Plan, run: str | None, say: Say) -> RunRecord:
         record = start_relay(record, plan, reach, say)
         record = start_tunnels(record, plan, reach, say)
         write_cells(record, plan, reach)
-        start_workers(record, plan, reach)
+        start_workers(record, plan, reach, say)
         return records.change(record, phase="launched", reason="", launcher_pid=0)
 
 

@@ -72,7 +72,7 @@ def resume(
             restart_relay(record, reach, say)
             record = _rewind(record, reach, say, step, plan.recipe.exchange.fragments)
             write_cells(record, plan, reach)
-            start_workers(record, plan, reach)
+            start_workers(record, plan, reach, say)
         except BaseException as error:
             reason = error.message if isinstance(error, IslandError) else type(error).__name__
             end_everything(record, plan, reach, say)

@@ -11,7 +11,7 @@ from islandctl.fleet.job import SupervisorJob, SupervisorState
 from islandctl.fleet.scheduler import Scheduler
 from islandctl.planner.plan import Plan
 from islandctl.runs.jobs import STOP_TIMEOUT_S, cell_job, worker_job
-from islandctl.runs.reach import Reach, Verdict, demand, each
+from islandctl.runs.reach import Reach, Say, Verdict, demand, each
 from islandctl.runs.record import CellRecord, NodeRecord, RunRecord
 from islandctl.runs.relay import cell_token
 
@@ -53,7 +53,7 @@ def write_cells(record: RunRecord, plan: Plan, reach: Reach) -> None:
     demand(each(record.nodes, write), "writing the cells' files")
 
 
-def start_workers(record: RunRecord, plan: Plan, reach: Reach) -> None:
+def start_workers(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> None:
     """Begin a supervisor on every node, or have the site's scheduler do so.
 
     Raises:
@@ -63,7 +63,8 @@ def start_workers(record: RunRecord, plan: Plan, reach: Reach) -> None:
 
     def start(group: Group) -> None:
         jobs = [worker_job(record, plan, node, master=masters[node.cell]) for node in group]
-        _scheduler(group, reach).start([reach.seat(node) for node in group], jobs)
+        if told := _scheduler(group, reach).start([reach.seat(node) for node in group], jobs):
+            say(told)
 
     demand(each(groups(record, record.nodes, reach), start), "starting the workers")
 
