@@ -51,11 +51,12 @@ SchedulerParameters=bf_interval=1,sched_interval=1,sched_min_interval=0,batch_sc
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/none
-KillWait=5
+KillWait=30
+MessageTimeout=60
 ReturnToService=2
 SlurmdParameters=config_overrides
 {nodes}
-PartitionName=low Nodes=n1,n2 Default=YES PriorityTier=1 State=UP PreemptMode=REQUEUE GraceTime=60
+PartitionName=low Nodes=n1,n2 Default=YES PriorityTier=1 State=UP PreemptMode=REQUEUE GraceTime=300
 PartitionName=high Nodes=n1,n2 PriorityTier=10 State=UP PreemptMode=OFF
 PartitionName=apart Nodes=n3 State=UP PreemptMode=OFF
 """

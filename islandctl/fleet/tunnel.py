@@ -91,7 +91,7 @@ def _tunnel(
         run=run,
         mark=mark,
         name=f"tunnels/{folder.name}",
-        argv=(*argv, "--", address.host, *_command(mark, command)),
+        argv=(*argv, "--", address.host, *_command(mark, folder.name, command)),
         cwd=str(folder),
         env={},
         restart=FOREVER,
@@ -100,13 +100,14 @@ def _tunnel(
     return Tunnel(folder, job, _config(resolve(host, ssh), ssh, known_hosts).encode())
 
 
-def _command(mark: str, words: Sequence[str]) -> list[str]:
-    """The command as one word of ssh, for any login shell; it carries the run's mark."""
+def _command(mark: str, name: str, words: Sequence[str]) -> list[str]:
+    """The command as one word of ssh, for any login shell; it carries the run's mark and the tunnel's name."""
     if not words:
         return []
     from islandctl.fleet.ssh_host import shell_word  # here: an SSH library is slow to import
 
-    return [f"exec env ISLANDCTL_RUN={mark} {' '.join(map(shell_word, words))}"]
+    marks = f"ISLANDCTL_RUN={mark} ISLANDCTL_JOB=tunnels/{name}"
+    return [f"exec env {marks} {' '.join(map(shell_word, words))}"]
 
 
 def _config(way: Sequence[Hop], ssh: Ssh, known_hosts: Path) -> str:
