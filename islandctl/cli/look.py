@@ -264,4 +264,5 @@ def _notes(cell: CellView) -> Iterator[str]:
     if len(cell.nodes) > 1:
         for node in cell.nodes:
             if node.state not in ("running", "ended"):
-                yield f"node {node.label} is {node.state} {node.detail}".rstrip()
+                word = f"({node.kind}) " if node.kind else ""
+                yield f"node {node.label} is {node.state} {word}{node.detail}".rstrip()

@@ -244,6 +244,19 @@ class Restart(Settings):
     """Longest pause."""
 
 
+class Watchdog(Settings):
+    """When workers that make no step count as hung: their stacks go into the log, and they are started again."""
+
+    enabled: bool = True
+    """``false``: never."""
+    factor: float = Field(default=20.0, ge=2, le=100_000)
+    """So many usual steps without a sign of life. A wait for the relay or a round gives signs of life."""
+    least: Deadline = 1800.0
+    """But no sooner than this: half an hour is longer than most of what a script of your own does between two steps.
+    Starting, `island.evaluate` and checkpoints may take six times as long. Nothing is watched before `attach` and
+    behind `finish`."""
+
+
 class WorkerRecipe(Settings):
     """The worker processes."""
 
@@ -257,6 +270,9 @@ class WorkerRecipe(Settings):
     parameters: int | None = Field(default=None, ge=1)
     """How many parameters the script's model has. Left out: the plan cannot tell what the links carry."""
     restart: Restart = Restart()
+    watchdog: Watchdog = Watchdog()
+    logs: Size = Field(default=256 * 2**20, ge=4096)
+    """What is kept of each rank's log, in four pieces: the oldest is removed when a fifth begins."""
     env: dict[str, str] = Field(default_factory=dict)
     """Extra environment variables."""
 

@@ -57,6 +57,7 @@ class Island:
         save_every: steps between joint checkpoints; with ``when: arrival`` no round is applied early across one.
         deadline_grace_s: how long over a round's deadline to wait for its commit when the relay does not decide.
         on_silence: called in the loop's thread, once a wait, when it stands still and the relay does not answer.
+        on_wait: called in the loop's thread, at every turn of a wait.
 
     Raises:
         ConfigError: the settings do not fit the model or the number of cells, or there is no exchange.
@@ -80,6 +81,7 @@ class Island:
         save_every: int | None = None,
         deadline_grace_s: float = 30.0,
         on_silence: Callable[[], None] = lambda: None,
+        on_wait: Callable[[], None] = lambda: None,
     ) -> None:
         if settings.mode == "none":
             raise ConfigError("exchange.mode: 'none' exchanges nothing")
@@ -98,7 +100,7 @@ class Island:
         self._ranks = Ranks(group)
         self._shards = Shards(parameters, self._ranks)
         self._latch = Latch()
-        self._waiting = Waiting(self._ranks, self._latch)
+        self._waiting = Waiting(self._ranks, self._latch, on_wait)
         self._courier = Courier(transport, Identity(run, config_hash, attempt, cell, seed), self._latch)
         pairing = Pairing(num_cells) if settings.mode == "butterfly" else None
         kind: Callable[..., Rounds[Any, Any]] = Anchored if pairing is None else partial(Paired, pairing)

@@ -6,9 +6,6 @@ from typing import Literal
 
 from islandctl.config.model import Model
 
-PREEMPTED = "preempted"
-"""The kind of an end that came because the machine was taken away, or was about to be."""
-
 
 class RestartPolicy(Model):
     """How often, and how patiently, a child that dies is started again."""
@@ -17,6 +14,15 @@ class RestartPolicy(Model):
     """Restarts without progress in between."""
     backoff_s: float = 2.0
     backoff_limit_s: float = 60.0
+
+
+class Watchdog(Model):
+    """When a child counts as hung: by the pulse of its ranks (``worker/pulse.py``)."""
+
+    least_s: float
+    """Shorter silence means nothing."""
+    factor: float
+    """Nor does one that is shorter than so many usual steps."""
 
 
 class SupervisorJob(Model):
@@ -39,11 +45,23 @@ class SupervisorJob(Model):
     """File in which the child tells how it ended (``outcome.json``); see docs/architecture.md."""
     progress: str | None = None
     """File of JSON lines with ``attempt`` and ``step``. A new highest step is progress: the limit starts anew."""
+    ranks: tuple[int, ...] = ()
+    """The ranks that the child keeps; none: it keeps none."""
+    ranks_ended: str | None = None
+    """File in which the child tells how its ranks ended (``worker/recorded.py``)."""
+    binds: tuple[tuple[str, int], ...] = ()
+    """(address, port) on which the child will listen: tried before each start, with the holder named."""
+    watchdog: Watchdog | None = None
+    """None: nothing counts as hung."""
     restart: RestartPolicy = RestartPolicy()
     stop_timeout_s: float = 60.0
     """Between TERM and KILL."""
     budget_s: float | None = None
     """Seconds that the job may be kept, over all supervisors of its folder; None: no limit."""
+
+
+EndKind = Literal["", "crash", "out-of-memory", "preempted", "node-lost", "hung", "peer-lost"]
+"""Why a child ended though nobody had asked it to, in a word. ``peer-lost``: another node's rank was first."""
 
 
 class SupervisorState(Model):
@@ -61,11 +79,15 @@ class SupervisorState(Model):
     """Once ended."""
     code: int | None = None
     signal: int | None = None
-    kind: str = ""
-    """Of an end that nobody asked for: ``preempted``, where the machine was taken away; empty: none of that."""
+    kind: EndKind = ""
+    """How it failed, was taken away or was lost; empty: none of that."""
+    rank: int | None = None
+    """The first rank that failed, where it is known."""
     reason: str = ""
     last: str = ""
     """Why the child last ended though nobody had asked it to; empty: it never did."""
+    last_kind: EndKind = ""
+    """The same in a word."""
     orphans: bool | None = None
     """Only of a lost one: do processes of its job live on without it?"""
 
@@ -78,6 +100,11 @@ class SupervisorState(Model):
     def lives(self) -> bool:
         """Does it run, or will it without anybody's doing?"""
         return self.runs or self.state == "pending"
+
+    @property
+    def last_end(self) -> str:
+        """``crash: exit code 3``; empty: it never ended unasked."""
+        return ": ".join(filter(None, (self.last_kind, self.last)))
 
     @property
     def life(self) -> str:

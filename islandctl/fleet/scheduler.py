@@ -57,8 +57,8 @@ class Scheduler(Protocol):
     as_one: bool
     """Are a cell's nodes handled together? Their files are then seen from one host, and they live and end as one."""
 
-    def meeting(self, seats: Sequence[Seat]) -> tuple[str, int] | None:
-        """Address and port at which a cell's several nodes meet; None: they find that out when they run."""
+    def address(self, seat: Seat) -> str:
+        """A node's address, by which its peers reach it; empty: the nodes find that out when they run."""
 
     def start(self, seats: Sequence[Seat], jobs: Sequence[SupervisorJob]) -> str:
         """Have supervisors begin. Returns once it is sure that they have begun, or that they will.
@@ -84,7 +84,7 @@ class Scheduler(Protocol):
         """
 
     def left(self, host: Host, mark: str, *, end: bool) -> list[str]:
-        """What is left of a run, one line each; none is the proof that nothing is.
+        """What is left of a run beyond processes of the host itself, one line each.
 
         Args:
             host: of the site.
@@ -97,16 +97,16 @@ class PlainHosts:
 
     as_one = False
 
-    def meeting(self, seats: Sequence[Seat]) -> tuple[str, int] | None:
-        """An address of the first node, and a port that is free there; see ``Scheduler``."""
-        host = seats[0].host
+    def address(self, seat: Seat) -> str:
+        """The host's own: a name would be looked up by each of its peers. See ``Scheduler``."""
+        host = seat.host
         address = host.python(_ADDRESS, {}, timeout_s=30.0)
         if not address:
             raise PreflightError(
                 f"{host.label}: the node has no address that its peers could reach",
                 hint="check its network interfaces",
             )
-        return str(address), nodes.free_port(host, str(address))
+        return str(address)
 
     def start(self, seats: Sequence[Seat], jobs: Sequence[SupervisorJob]) -> str:
         """See ``Scheduler``."""
@@ -124,12 +124,8 @@ class PlainHosts:
             nodes.stop(seat.host, seat.folder, timeout_s)
 
     def left(self, host: Host, mark: str, *, end: bool) -> list[str]:
-        """Processes that carry the mark, whatever their session; see ``Scheduler``."""
-        found = nodes.leftovers(host, mark)
-        if found and end:
-            nodes.end_leftovers(host, mark)
-            found = nodes.leftovers(host, mark)
-        return [f"process {one.pid} ({one.job}): {one.command}" for one in found]
+        """Nothing: there is no beyond."""
+        return []
 
 
 def scheduler_of(site: SiteProfile) -> Scheduler:

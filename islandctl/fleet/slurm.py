@@ -21,7 +21,7 @@ from islandctl.errors import PreflightError, RunError, UnreachableError
 from islandctl.fleet import node as nodes
 from islandctl.fleet.host import Host
 from islandctl.fleet.job import SupervisorJob, SupervisorState
-from islandctl.fleet.scheduler import PlainHosts, Seat
+from islandctl.fleet.scheduler import Seat
 from islandctl.fleet.slurm_text import (
     SACCT_FIELDS,
     SQUEUE_FORMAT,
@@ -65,8 +65,9 @@ class SlurmJobs:
         self._told: dict[str, tuple[float, Job | None]] = {}
         """By the job's name: when Slurm was last asked, and what it said."""
 
-    def meeting(self, seats: Sequence[Seat]) -> None:
-        """Only Slurm chooses the nodes: they find each other in the job."""
+    def address(self, seat: Seat) -> str:
+        """None yet: Slurm chooses the nodes, and they find each other in the job."""
+        return ""
 
     def start(self, seats: Sequence[Seat], jobs: Sequence[SupervisorJob]) -> str:
         """Hand the cell to Slurm. Its supervisors begin when it gets its nodes.
@@ -197,7 +198,7 @@ class SlurmJobs:
             )
 
     def left(self, host: Host, mark: str, *, end: bool) -> list[str]:
-        """Jobs of the run in the queue, what its supervisors could not end, and processes on the login node."""
+        """Jobs of the run in the queue, and what its supervisors could not end."""
         answer = self._login(
             host,
             "left",
@@ -211,7 +212,7 @@ class SlurmJobs:
         if "error" in answer:
             raise _silent(host, answer["error"])
         jobs = [f"Slurm's job {number} ({state}) {where}".rstrip() for number, state, where, _ in answer["jobs"]]
-        return [*jobs, *answer["processes"], *PlainHosts().left(host, mark, end=end)]
+        return [*jobs, *answer["processes"]]
 
     def _forget(self, name: str) -> None:
         with self._guard:

@@ -17,8 +17,8 @@ import sys
 import time
 from typing import Any
 
-from islandctl.fleet.slurm_node import PREEMPTED, key
-from islandctl.fleet.supervisor import LIVE, furthest, read_json, utc, write_json
+from islandctl.fleet.slurm_node import key
+from islandctl.fleet.supervisor import LIVE, PREEMPTED, furthest, read_json, utc, write_json
 
 CRASHES = 5
 """So often the nodes' tasks are begun again in one job without a new step in between."""
@@ -76,7 +76,7 @@ def told(folder: str) -> str:
     """``ended``, ``preempted`` (or not begun yet), or ``lost``: neither was said."""
     ended = _exit(folder)
     if ended is not None:
-        return PREEMPTED if ended.get("kind") == PREEMPTED else "ended"
+        return PREEMPTED if (ended.get("outcome"), ended.get("kind")) == ("stopped", PREEMPTED) else "ended"
     state = (read_json(os.path.join(folder, "state.json")) or {}).get("state")
     return "lost" if state in LIVE else PREEMPTED
 

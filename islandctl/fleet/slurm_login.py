@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from islandctl.fleet.supervisor import read_json, utc, write_json
+    from islandctl.fleet.supervisor import PREEMPTED, read_json, utc, write_json
 
 COMMAND_TIMEOUT_S = 40.0
 """Slurm's commands answer within a second, or wait for a busy controller."""
@@ -133,19 +133,18 @@ def look(args: dict[str, Any], _: bytes) -> dict[str, Any]:
         if state is not None:
             answer["beat_age_s"] = max(0.0, time.time() - state.get("beat", 0.0))
         if ended is not None:
-            answer.update(
-                {key: ended.get(key) for key in ("outcome", "code", "signal", "kind", "reason", "restarts")}
-            )
+            told = ("outcome", "code", "signal", "kind", "rank", "reason", "restarts")
+            answer.update({key: ended.get(key) for key in told})
             answer["state"] = "ended"
         elif answer["state"] == "ended":  # its last word has been taken away, to begin anew
             answer["state"] = "absent"
         nodes.append(answer)
     cell = args["cell_folder"]
-    told = read_json(os.path.join(cell, "outcome.json")) or {}
+    said = read_json(os.path.join(cell, "outcome.json")) or {}
     return {
         "nodes": nodes,
         "submission": read_json(os.path.join(cell, "slurm.json")),
-        "finished": told.get("outcome") == "finished",
+        "finished": said.get("outcome") == "finished",
         "log": last_line(os.path.join(cell, "slurm.log")),
     }
 
@@ -191,7 +190,7 @@ def end(args: dict[str, Any], _: bytes) -> dict[str, Any]:
     for folder in folders:
         path = os.path.join(folder, "exit.json")
         ended = read_json(path)
-        if ended is not None and ended.get("kind"):  # nobody begins it again: its end stands
+        if ended is not None and ended.get("kind") == PREEMPTED:  # nobody begins it again: its end stands
             write_json(path, dict(ended, kind=""), durable=True)
         elif os.path.isdir(folder) and ended is None:
             state = read_json(os.path.join(folder, "state.json")) or {}

@@ -19,7 +19,7 @@ import socket
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import ClassVar
 
 from islandctl.fleet.supervisor import Supervisor, keep, read_json, utc, write_json
 
@@ -28,28 +28,26 @@ MEET_S = 300.0
 REACH_S = 5.0
 LOCK_S = 180.0
 """A node that was lost may hold its lock on a shared file system until its lease has run out."""
-PREEMPTED = "preempted"
+MASTER = "PET_MASTER_ADDR"
+"""torchrun takes what is not among its options from variables of this form."""
 RELAY = "ISLANDCTL_RELAY_URL"
 
 
-class Interrupted(Supervisor):
-    """A supervisor that a signal interrupts: its exit record then says ``preempted``."""
+class InJob(Supervisor):
+    """A supervisor that learns some of its job only here.
+
+    Args:
+        folder: the supervisor's.
+        found: variables of the environment that were found out.
+    """
+
+    found: ClassVar[dict[str, str]] = {}
 
     def __init__(self, folder: str) -> None:
         super().__init__(folder)
-        self.interrupted = False
-        if url := os.environ.get(RELAY):
-            self.job["env"] = {**(self.job.get("env") or {}), RELAY: url}
-
-    def _on_signal(self, number: int, frame: Any) -> None:
-        self.interrupted = True
-        super()._on_signal(number, frame)
-
-    def _end(self, verdict: dict[str, Any]) -> None:
-        asked = os.path.exists(self._path("stop")) or self._overdrawn()
-        if self.interrupted and verdict["outcome"] == "stopped" and not asked:
-            verdict["kind"] = PREEMPTED
-        super()._end(verdict)
+        self.job["env"] = {**(self.job.get("env") or {}), **self.found}
+        if MASTER in self.found and os.environ["SLURM_PROCID"] == "0":
+            self.job["binds"] = [[self.found[MASTER], int(self.found["PET_MASTER_PORT"])]]
 
 
 def node(cell: str) -> None:
@@ -66,14 +64,14 @@ def node(cell: str) -> None:
         raise SystemExit(f"slurm.json or job.json is missing in {cell}")
     sys.stderr.write(f"{utc()} {job['name']}: on {socket.gethostname()}, {key()}\n")
     if total > 1:
-        address, port = meet(cell, index, total)
-        os.environ.update(PET_MASTER_ADDR=address, PET_MASTER_PORT=str(port))  # torchrun reads its options there, too
+        address, port, own = meet(cell, index, total)
+        InJob.found.update({MASTER: address, "PET_MASTER_PORT": str(port), "PET_LOCAL_ADDR": own})
     if url := reachable((job.get("env") or {}).get(RELAY, ""), submission.get("login") or []):
-        os.environ[RELAY] = url
+        InJob.found[RELAY] = url
     deadline = time.monotonic() + LOCK_S
     while True:
         try:
-            return keep(folder, Interrupted)
+            return keep(folder, InJob)
         except SystemExit as error:
             if "another supervisor holds" not in str(error) or time.monotonic() > deadline:
                 raise
@@ -86,8 +84,9 @@ def key() -> str:
     return "job " + ".".join(os.environ.get(name) or "0" for name in names)
 
 
-def meet(cell: str, index: int, total: int) -> tuple[str, int]:
-    """Where the cell's nodes meet: an address of the first node that this one has reached, and a port free there.
+def meet(cell: str, index: int, total: int) -> tuple[str, int, str]:
+    """Where the cell's nodes meet: an address of the first node that this one has reached, a port that is free there,
+    and this node's own address on that way.
 
     The first node waits at the port until all others have come, and leaves it to torchrun.
 
@@ -103,14 +102,14 @@ def meet(cell: str, index: int, total: int) -> tuple[str, int]:
         if told.get("key") == key():
             tried = told["addresses"]
             for address in tried:
-                if _call(address, told["port"], told["word"], index):
-                    return address, told["port"]
+                if own := _call(address, told["port"], told["word"], index):
+                    return address, told["port"], own
         time.sleep(0.2)
     what = f"at any of {', '.join(tried)}" if tried else "and no word of it in meeting.json"
     raise SystemExit(f"the cell's first node is not reached {what}, within {MEET_S:.0f} s")
 
 
-def _host_meeting(path: str, total: int, deadline: float) -> tuple[str, int]:
+def _host_meeting(path: str, total: int, deadline: float) -> tuple[str, int, str]:
     word, missing = secrets.token_hex(8), set(range(1, total))
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     with socket.create_server(
@@ -133,17 +132,17 @@ def _host_meeting(path: str, total: int, deadline: float) -> tuple[str, int]:
                 if time.monotonic() > deadline:
                     who = ", ".join(map(str, sorted(missing)))
                     raise SystemExit(f"nodes {who} of the cell have not come within {MEET_S:.0f} s") from None
-    return known[0], port
+    return known[0], port, known[0]
 
 
-def _call(address: str, port: int, word: str, index: int) -> bool:
-    """Is the first node, and nobody else, at this address?"""
+def _call(address: str, port: int, word: str, index: int) -> str:
+    """This node's own address, as the first node sees it; empty: the first node is not there, or it is not it."""
     try:
         with socket.create_connection((address, port), timeout=REACH_S) as line:
             line.sendall(f"{word} {index}".encode())
-            return line.recv(256).decode() == word[::-1]
+            return str(line.getsockname()[0]) if line.recv(256).decode() == word[::-1] else ""
     except (OSError, ValueError):
-        return False
+        return ""
 
 
 def addresses() -> list[str]:

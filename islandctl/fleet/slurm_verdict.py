@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from islandctl.fleet.job import PREEMPTED, SupervisorState
+from islandctl.fleet.job import SupervisorState
 from islandctl.fleet.slurm_text import Job
+from islandctl.fleet.supervisor import NODE_LOST, PREEMPTED
 
 FRESH_S = 20.0
 """A supervisor that has written within so many seconds runs, and Slurm need not be asked: it writes every 2 s."""
@@ -40,9 +41,13 @@ _HELD = ("JobHeldUser", "launch_failed_requeued_held")
 def fresh(files: Sequence[SupervisorState]) -> bool:
     """Do the files alone say what the supervisors do?"""
     return all(
-        (one.state == "ended" and one.kind != PREEMPTED) or (one.runs and (one.beat_age_s or 0.0) < FRESH_S)
-        for one in files
+        (one.state == "ended" and not taken(one)) or (one.runs and (one.beat_age_s or 0.0) < FRESH_S) for one in files
     )
+
+
+def taken(file: SupervisorState) -> bool:
+    """Has it ended because Slurm took its node away, or was about to?"""
+    return (file.state, file.outcome, file.kind) == ("ended", "stopped", PREEMPTED)
 
 
 def judge(
@@ -65,7 +70,7 @@ def judge(
         _of(one, submission, job, finished, log)
         if one.state != "ended"
         else _preempted(one, submission, job)
-        if one.kind == PREEMPTED
+        if taken(one)
         else one
         for one in files
     ]
@@ -101,7 +106,7 @@ def _of(
         return file.model_copy(update={"state": "lost", "reason": reason, "orphans": False})
     outcome = "stopped" if job.state in ("CANCELLED", "PREEMPTED", "REVOKED") else "failed"
     reason = _ended(job, who, log if outcome == "failed" else "")
-    kind = PREEMPTED if outcome == "stopped" else ""
+    kind = PREEMPTED if outcome == "stopped" else NODE_LOST if job.state == "NODE_FAIL" else ""
     return file.model_copy(update={"state": "ended", "outcome": outcome, "kind": kind, "reason": reason})
 
 

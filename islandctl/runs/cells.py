@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from islandctl.fleet.job import PREEMPTED
+from islandctl.fleet.supervisor import PEER_LOST, PREEMPTED
 from islandctl.relay.messages import Heartbeat, RelayStatus
 from islandctl.runs.record import CellRecord, RunRecord
 from islandctl.runs.status import CellState, CellView, Facts, NodeFacts, NodeView
@@ -126,8 +126,9 @@ def _state(
     states = [node.state for node in nodes]
     known = [state for state in states if state is not None]
     if any(state.outcome == "failed" for state in known):
-        spoken = [node.outcome.reason for node in nodes if node.outcome and node.outcome.outcome == "failed"]
-        plain = [state.reason for state in known if state.outcome == "failed"]
+        spoken = [node.outcome.reason for node in nodes if node.outcome and spoke(node)]
+        ends = [state for state in known if state.outcome == "failed"]
+        plain = [state.reason for state in sorted(ends, key=lambda state: state.kind == PEER_LOST)]
         return "failed", next(filter(None, [*spoken, *plain]), "")
     if known and len(known) == len(states) and all(state.outcome for state in known):
         taken = next((f"{state.kind}: {state.reason}" for state in known if state.kind == PREEMPTED), "")
@@ -156,6 +157,11 @@ def _state(
     return _word(beat, age)
 
 
+def spoke(node: NodeFacts) -> bool:
+    """Have the node's workers told in their own words why they failed? That a peer was lost is no cause."""
+    return node.outcome is not None and node.outcome.outcome == "failed" and node.outcome.kind != PEER_LOST
+
+
 def _of_earlier_life(nodes: Sequence[NodeFacts], beat: Heartbeat) -> bool:
     """Was this said before the workers were last started? The supervisor of node 0, where rank 0 is, knows."""
     keeper = next((node.state for node in nodes if node.node == 0), None)
@@ -182,20 +188,22 @@ def _without_supervisor(
     if all(state.orphans for state in lost):
         now = "starting" if beat is None or _of_earlier_life(nodes, beat) else _word(beat, age)[0]
         return now, "its supervisor was killed: nobody would start its workers again"
-    unknown = "the supervisor is gone without an exit record (reboot or kill -9)"
-    return "lost", next((state.reason for state in lost if state.reason), unknown)
+    told = next((f"{state.kind}: {state.reason}" for state in lost if state.kind and state.reason), "")
+    return "lost", told or "the supervisor is gone without an exit record (reboot or kill -9)"
 
 
 def _last_end(nodes: Sequence[NodeFacts]) -> str:
-    """Why the workers last ended though nobody had asked them to: the first node that knows."""
-    return next((node.state.last for node in nodes if node.state is not None and node.state.last), "")
+    """Why the workers last ended though nobody had asked them to: of the first node that did not just lose a peer."""
+    ends = [node.state for node in nodes if node.state is not None and node.state.last]
+    return next((state.last_end for state in sorted(ends, key=lambda state: state.last_kind == PEER_LOST)), "")
 
 
 def _node(cell: CellRecord, facts: NodeFacts) -> NodeView:
     label = cell.nodes[facts.node].label
     if facts.state is None:
         return NodeView(node=facts.node, label=label, state="unreachable", detail=facts.trouble)
-    detail = facts.state.reason
+    state = facts.state
+    kind = state.kind if state.state in ("ended", "lost") else state.last_kind
     return NodeView(
-        node=facts.node, label=label, state=facts.state.state, restarts=facts.state.restarts, detail=detail
+        node=facts.node, label=label, state=state.state, restarts=state.restarts, kind=kind, detail=state.reason
     )

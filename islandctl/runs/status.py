@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from islandctl.config.model import Model
-from islandctl.fleet.job import SupervisorState
+from islandctl.fleet.job import EndKind, SupervisorState
 from islandctl.relay.messages import Heartbeat, JointCheckpoint, RelayStatus
 
 RunState = Literal[
@@ -48,6 +48,7 @@ class Outcome(Model):
     retry: bool = False
     reason: str = ""
     hint: str = ""
+    kind: str = ""
     step: int | None = None
     rank: int | None = None
     at: float = 0.0
@@ -101,6 +102,8 @@ class NodeView(Model):
     """Of its supervisor; ``pending``: not begun yet by its scheduler; ``lost``: gone without an exit record."""
     restarts: int = 0
     """By its supervisor."""
+    kind: EndKind = ""
+    """How it failed or was taken away, in a word; while it runs, why its workers last ended."""
     detail: str = ""
     """Why it is in this state."""
 
@@ -139,7 +142,8 @@ class CellView(Model):
     restarts: int = 0
     """By the supervisors."""
     last_end: str = ""
-    """Why its workers last ended though nobody had asked them to; empty: they never did."""
+    """Why its workers last ended though nobody had asked them to, a word (crash, out-of-memory, preempted, node-lost,
+    hung, peer-lost) before the cause; empty: they never did."""
     bytes_up: int | None = None
     """To the relay, since the relay was started."""
     bytes_down: int | None = None
@@ -161,8 +165,10 @@ class Culprit(Model):
     """Its node, as ``site/host``."""
     rank: int | None = None
     """Its rank, when it is known."""
+    kind: EndKind = ""
+    """The same in a word."""
     reason: str
-    """In its own words, or its exit code."""
+    """In its own words, or its exit code or signal."""
     hint: str = ""
     """What to do."""
     lines: tuple[str, ...] = ()

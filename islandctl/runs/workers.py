@@ -62,8 +62,14 @@ def start_workers(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> None
     masters = {cell.index: _master(cell, reach) for cell in record.cells}
 
     def start(group: Group) -> None:
-        jobs = [worker_job(record, plan, node, master=masters[node.cell]) for node in group]
-        if told := _scheduler(group, reach).start([reach.seat(node) for node in group], jobs):
+        scheduler, seats = _scheduler(group, reach), [reach.seat(node) for node in group]
+        master = masters[group[0].cell]
+        own = ["" if master is None else scheduler.address(seat) for seat in seats]
+        jobs = [
+            worker_job(record, plan, node, master=master, address=address)
+            for node, address in zip(group, own, strict=True)
+        ]
+        if told := scheduler.start(seats, jobs):
             say(told)
 
     demand(each(groups(record, record.nodes, reach), start), "starting the workers")
@@ -129,4 +135,6 @@ def _master(cell: CellRecord, reach: Reach) -> tuple[str, int] | None:
     """Where the nodes of a cell meet. None for one node, and where they find that out themselves."""
     if len(cell.nodes) == 1:
         return None
-    return _scheduler(cell.nodes, reach).meeting([reach.seat(node) for node in cell.nodes])
+    scheduler, first = _scheduler(cell.nodes, reach), reach.seat(cell.nodes[0])
+    address = scheduler.address(first)
+    return (address, nodes.free_port(first.host, address)) if address else None

@@ -74,6 +74,8 @@ class Session(Island):
         self._trained = Trained(model, optimizer, state)
         self._ranks = process.ranks = process.ranks or Ranks.joined(self._job.num_ranks, self._trained.device)
         process.session = self
+        self._pulse = process.pulse
+        self._pulse.beat("starting")
         self._closing.callback(self._leave_ranks)
         if relay := connect(self._folder, self._recipe.exchange.mode):
             self._relay = self._closing.enter_context(relay)
@@ -87,6 +89,7 @@ class Session(Island):
             checkpoints=self._checkpoints,
             keep=self._recipe.checkpoint.keep,
             spent=self._wishes.spent if self._ranks.leads else lambda: False,
+            pulse=process.pulse,
         )
         self._closing.callback(self._farewell)
         exchanger, map_hash = join(
@@ -96,6 +99,7 @@ class Session(Island):
             self._ranks,
             self._relay,
             lambda: self._note("waiting", reason=SILENT),
+            process.pulse.beat,
         )
         self._closing.callback(exchanger.close)
         self._keeper = Keeper(
@@ -182,6 +186,7 @@ class Session(Island):
                 self.stopping = self._asked()[0]
         self._finished = True
         problem = self._save()
+        self._pulse.rest()
         if not self.stopping:
             if problem:
                 raise CheckpointError(

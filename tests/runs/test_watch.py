@@ -126,6 +126,32 @@ def test_a_restarting_worker_is_degraded() -> None:
     assert (east.state, east.restarts, east.last_end) == ("restarting", 2, "exit code 1")
 
 
+def test_a_rank_that_was_killed_is_told_before_those_that_lost_it() -> None:
+    lost = Outcome(outcome="failed", retry=True, kind="peer-lost", reason="rank 0 has lost another rank", rank=0)
+    why = "rank 1 (process 7): killed by signal 9 (SIGKILL)"
+    killed = make.ended("failed", kind="crash", rank=1, signal=9, reason=why)
+    view = look(make.facts(make.node(0, killed, outcome=lost)))
+    assert view.culprit is not None
+    assert (view.culprit.rank, view.culprit.kind) == (1, "crash")
+    assert view.detail == f"east, node {view.culprit.node}: {why}"
+    assert view.cells[0].detail == why
+    starved = make.ended("failed", kind="out-of-memory", rank=1, signal=9, reason="killed by signal 9 (SIGKILL)")
+    view = look(make.facts(make.node(0, starved, outcome=lost)))
+    assert "out-of-memory: killed by signal 9 (SIGKILL)" in view.detail
+    assert "data.limit_bytes" in view.hint
+
+
+def test_a_cell_that_was_taken_away_is_said_to_be_preempted() -> None:
+    taken = make.ended("stopped", kind="preempted", reason="the supervisor got SIGTERM")
+    view = look(make.facts(make.node(0, taken)))
+    assert (view.state, view.detail) == ("degraded", "east is stopped: preempted: the supervisor got SIGTERM")
+    assert view.cells[0].nodes[0].kind == "preempted"
+    view = look(make.facts(make.node(0, taken), make.node(1, taken)))
+    assert (view.state, view.detail) == ("stopped", "preempted: the supervisor got SIGTERM")
+    rebooted = make.running(state="lost", kind="node-lost", reason="the node was rebooted")
+    assert look(make.facts(make.node(0, rebooted))).cells[0].detail == "node-lost: the node was rebooted"
+
+
 def test_heartbeats_of_an_earlier_attempt_do_not_count() -> None:
     view = look(make.facts(), make.record(attempt=2))
     assert {cell.state for cell in view.cells} == {"starting"}

@@ -16,7 +16,7 @@ from islandctl.errors import ConfigError, ExchangeError, IslandError, RelayError
 
 from .small import STEPS, model, one_step, same, settings, train, values
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(240)
 Seen = dict[tuple[int, int], dict[str, Tensor]]
 
 
