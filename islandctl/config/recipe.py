@@ -373,3 +373,24 @@ class Recipe(Settings):
         if warmup >= steps:
             raise self.contradiction(f"{warmup} steps must be fewer than training.steps {steps}", "exchange.warmup")
         return self
+
+    @model_validator(mode="after")
+    def _unequal_cells_meet(self) -> Recipe:
+        """Cells that take unequal steps are at one step of the run only where a window ends."""
+        window = self.exchange.window
+        lengths = {
+            "training.steps": self.training.steps,
+            "exchange.warmup": self.exchange.warmup,
+            "checkpoint.every": self.checkpoint.every,
+        }
+        for key, value in lengths.items() if self.exchange.pace == "measured" else ():
+            if value % window:
+                lower = value // window * window
+                nearest = f"{lower} or {lower + window}" if lower else str(window)
+                raise self.contradiction(
+                    f"{value} steps are no whole windows of {window}, and with exchange.pace: measured cells meet "
+                    f"only where a window ends; nearest: {nearest}",
+                    key,
+                    "exchange.pace",
+                )
+        return self

@@ -56,6 +56,7 @@ def cell_view(cell: CellRecord, record: RunRecord, facts: Facts) -> CellView:
             "site": cell.site,
             "state": state,
             "detail": detail,
+            **_own_steps(cell, record.steps, None if beat is None else beat.step),
             **figures,
             "heartbeat_age_s": age,
             "restarts": sum(node.state.restarts for node in nodes if node.state),
@@ -66,6 +67,15 @@ def cell_view(cell: CellRecord, record: RunRecord, facts: Facts) -> CellView:
             "nodes": tuple(_node(cell, node) for node in nodes),
         }
     )
+
+
+def _own_steps(cell: CellRecord, steps: int, step: int | None) -> dict[str, int | None]:
+    """Where the cell is by steps of its own; empty where its steps are the run's."""
+    if cell.pace is None:
+        return {}
+    total = cell.pace.own_step(steps)
+    behind = None if step is None else cell.pace.windows(step)
+    return {"steps": total, "window": behind, "windows": cell.pace.windows(total)}
 
 
 def told_by_relay(relay: RelayStatus | None, cell: int, attempt: int) -> bool:

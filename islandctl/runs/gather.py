@@ -207,7 +207,14 @@ class Watcher:
         for cell, content in answers.items():
             if not isinstance(content, bytes):
                 continue
-            beat = heartbeat_from(content, cell=cell, attempt=record.attempt, steps=record.steps, begins_at=begins_at)
+            own_step = record.cells[cell].own_step
+            beat = heartbeat_from(
+                content,
+                cell=cell,
+                attempt=record.attempt,
+                steps=own_step(record.steps),
+                begins_at=own_step(begins_at),
+            )
             at = newest_time(content)
             if beat is not None:
                 beats[cell] = (beat, None if at is None else max(0.0, now - at))

@@ -26,6 +26,7 @@ def cell_job(record: RunRecord, plan: Plan, cell: CellRecord) -> CellJob:
         num_ranks=sum(node.num_ranks for node in cell.nodes),
         config_hash=record.config_hash,
         recipe=plan.recipe,
+        window=plan.cells[cell.index].window,
     )
 
 

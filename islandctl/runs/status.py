@@ -122,7 +122,13 @@ class CellView(Model):
     detail: str = ""
     """One line: what it waits for, why it failed, why it cannot be reached."""
     step: int | None = None
-    """Last step done."""
+    """Last step done, by its own number."""
+    steps: int | None = None
+    """Of its own in the whole run, where cells take unequal numbers of them (exchange.pace: measured); else null."""
+    window: int | None = None
+    """Then also: whole windows that are behind it, in which all cells are alike."""
+    windows: int | None = None
+    """And of the whole run."""
     bits_per_byte: tuple[tuple[int, float], ...] = ()
     """(step, held-out bits per byte), newest last."""
     loss: float | None = None
@@ -210,9 +216,9 @@ class RunStatus(Model):
     config_hash: str
     """Of what decides the result: recipe and cells."""
     step: int | None = None
-    """Of the slowest cell."""
+    """Of the recipe's steps, where the slowest cell is."""
     steps: int
-    """Of the whole run."""
+    """The recipe's, of the whole run."""
     eta_s: float | None = None
     """Until the slowest cell is through, at its present speed; null while a cell is not known to move. A budget may
     end the run before."""

@@ -29,7 +29,7 @@ def combine(record: RunRecord, facts: Facts) -> RunStatus:
     state, detail, hint = _overall(record, facts, cells, culprit)
     if facts.at_work:
         hint = ""  # the next command would only be refused
-    known = [cell.step for cell in cells if cell.step is not None]
+    known = [record.cells[cell.cell].run_step(cell.step) for cell in cells if cell.step is not None]
     joint = facts.relay.joint_checkpoints[-1] if facts.relay and facts.relay.joint_checkpoints else facts.joint
     return RunStatus(
         run=record.run,
@@ -59,7 +59,7 @@ def eta_s(cells: Sequence[CellView], steps: int, tokens_per_step: int) -> float 
             continue
         if cell.step is None or not cell.tokens_per_s:
             return None
-        rest.append(max(0, steps - cell.step) * tokens_per_step / cell.tokens_per_s)
+        rest.append(max(0, (cell.steps or steps) - cell.step) * tokens_per_step / cell.tokens_per_s)
     return max(rest, default=0.0)
 
 

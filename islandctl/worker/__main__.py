@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from islandctl.config.job import CellJob
 from islandctl.config.paths import CellFolder
 from islandctl.errors import ConfigError, IslandError, UsageError
+from islandctl.worker import interface
 from islandctl.worker.lines import Pieces, WholeLines
 from islandctl.worker.main import train
 from islandctl.worker.outcome import Outcome, release_outcome, reserve_outcome, write_outcome
@@ -75,6 +76,7 @@ def main(argv: list[str]) -> int:
         return 2
     rank = int(os.environ.get("RANK", "0"))
     start_log(rank)
+    interface.choose(os.environ)
     folder = CellFolder(PurePosixPath(os.path.abspath(argv[0])))
     if rank == 0:
         Path(folder.outcome).unlink(missing_ok=True)

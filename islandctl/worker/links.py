@@ -143,6 +143,7 @@ def join(
         parameters,
         settings=settings,
         steps=job.recipe.training.steps,
+        own=job.window,
         seed=job.recipe.training.seed,
         run=job.run,
         config_hash=job.config_hash,

@@ -201,7 +201,7 @@ def first_heartbeat(job: CellJob, held_out_hash: str) -> Heartbeat:
         cell=job.cell,
         state="starting",
         step=0,
-        steps=job.recipe.training.steps,
+        steps=job.pace.own_step(job.recipe.training.steps),
         tokens=0,
         tokens_per_s=0.0,
         held_out_hash=held_out_hash,

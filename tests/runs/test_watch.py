@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from islandctl.config.pace import Pace
 from islandctl.relay.messages import CellStatus
 from islandctl.runs.cells import FRESH_S, SILENT_AFTER_S
 from islandctl.runs.record import KeptRecord, RunRecord
@@ -27,6 +28,23 @@ def test_a_healthy_run_is_running_with_all_figures() -> None:
     assert (east.state, east.step, east.rounds_sent, east.source) == ("training", 40, 3, "relay")
     assert east.bits_per_byte[-1] == (40, 3.5)
     assert view.culprit is None
+
+
+def test_cells_of_unequal_pace_are_shown_by_their_own_steps_and_the_run_by_its_own() -> None:
+    record = make.record(steps=100)
+    paces = [Pace(window=20, own=own, fragments=2, warmup=0) for own in (28, 14)]
+    cells = [cell.model_copy(update={"pace": pace}) for cell, pace in zip(record.cells, paces, strict=True)]
+    record = record.model_copy(update={"cells": tuple(cells)})
+    beats = {0: make.heartbeat(0, step=56, steps=140), 1: make.heartbeat(1, step=21, steps=70, tokens_per_s=100.0)}
+    view = look(make.facts(relay=make.relay(beats)), record)
+    east, west = view.cells
+    assert [(one.step, one.steps, one.window, one.windows) for one in (east, west)] == [
+        (56, 140, 2, 5),
+        (21, 70, 1, 5),
+    ]
+    assert (view.step, view.steps) == (30, 100)
+    assert view.eta_s == pytest.approx((70 - 21) * 100 / 100)
+    assert look(make.facts()).cells[0].steps is None
 
 
 def test_an_unreachable_node_is_not_failed() -> None:
