@@ -108,8 +108,9 @@ class SlurmJobs:
                 hint=f"islandctl status {jobs[0].run}; or islandctl stop {jobs[0].run}",
             )
         if "error" in answer:
-            kind = UnreachableError if answer.get("unknown") else PreflightError
-            raise kind(
+            if answer.get("unknown"):
+                raise _silent(host, answer["error"])
+            raise PreflightError(
                 f"{host.label}: sbatch {shlex.join(asked)}: {_words(answer['error'])}",
                 hint="correct the section slurm of the site profile; sinfo and sacctmgr there show what there is",
             )

@@ -198,7 +198,7 @@ def _without_supervisor(
     if all(state.orphans for state in lost):
         now = "starting" if beat is None or _of_earlier_life(nodes, beat) else _word(beat, age)[0]
         return now, "its supervisor was killed: nobody would start its workers again"
-    told = next((f"{state.kind}: {state.reason}" for state in lost if state.kind and state.reason), "")
+    told = next((": ".join(filter(None, (state.kind, state.reason))) for state in lost if state.reason), "")
     return "lost", told or "the supervisor is gone without an exit record (reboot or kill -9)"
 
 

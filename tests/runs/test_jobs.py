@@ -40,7 +40,7 @@ def test_several_nodes_meet_at_the_first() -> None:
     assert "--standalone" not in job.argv
     record = record.model_copy(update={"cells": (queued(record.cells[0]), record.cells[1])})
     job = worker_job(record, make.plan(), record.cells[0].nodes[1], master=None)  # they find out themselves
-    assert job.argv[4:8] == ("--max-restarts=0", "--nnodes=2", "--node-rank=1", "-m")
+    assert job.argv[5:9] == ("--max-restarts=0", "--nnodes=2", "--node-rank=1", "-m")
 
 
 def queued(cell: CellRecord) -> CellRecord:
