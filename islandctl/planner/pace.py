@@ -88,12 +88,14 @@ def pace_finding(exchange: Exchange, estimates: Sequence[CellEstimate]) -> Findi
         return Finding(level="warn", place=place, text=text, hint=hint if bound else "a longer exchange.window fits")
     if slow <= UNEQUAL * fast:
         return None
-    text = (
-        f"a step takes {seconds_text(fast)} in {first.cell} and {seconds_text(slow)} in {last.cell}: {first.cell} "
-        f"will wait {wait:.0%} of the time"
-    )
     own = "exchange.pace: measured gives each its own steps a window; or " if exchange.mode == "two-site" else ""
-    return Finding(level="warn", place=place, text=text, hint=own + more)
+    return Finding(
+        level="warn",
+        place=place,
+        text=f"a step takes {seconds_text(fast)} in {first.cell} and {seconds_text(slow)} in {last.cell}: "
+        f"{first.cell} will wait {wait:.0%} of the time",
+        hint=own + more,
+    )
 
 
 def _own_steps(exchange: Exchange, named: Sequence[CellEstimate], num_cells: int) -> str:
