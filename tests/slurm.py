@@ -143,6 +143,11 @@ class Cluster:
         )
         return done.stdout + done.stderr
 
+    def occupy(self, seconds: int) -> str:
+        """Have a job of ``high`` take both nodes of ``low``; its number."""
+        asked = ["--nodes=2", "--exclusive", "--partition=high", "--output=/dev/null", f"--wrap=sleep {seconds}"]
+        return self.run("sbatch", "--parsable", *asked).strip()
+
     def close(self) -> None:
         """Cancel all jobs, and end the daemons."""
         if self._daemons:

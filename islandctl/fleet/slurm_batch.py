@@ -26,6 +26,8 @@ QUEUE_AGAIN = ("RUNNING", "TIMEOUT", "PREEMPTED", "NODE_FAIL")
 """States in which a job asks for the queue. One that somebody has cancelled would come back to life."""
 NEAR_S = 120.0
 """Slurm may send its signal a minute early, and a checkpoint takes its time."""
+BRIEF_S, BRIEF_LIVES = 120.0, 3
+"""So many lives in a row that ended so soon, without a new step, end the cell: it would be queued for ever."""
 SILENT_S = 120.0
 """So long Slurm's controller may be away when the job wants to be queued again."""
 
@@ -38,23 +40,26 @@ def batch(cell: str) -> int:
     folders = [os.path.join(cell, f"node-{index}") for index in range(submission["nodes"])]
     for number in (signal.SIGTERM, signal.SIGCONT, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda *_: None)  # whatever it is, the nodes' tasks get it too; they are waited for
-    metrics = os.path.join(cell, "metrics.jsonl")
-    crashes, reached = 0, furthest(metrics)
+    metrics, began = os.path.join(cell, "metrics.jsonl"), time.monotonic()
+    first = reached = furthest(metrics)
+    crashes = 0
     while True:
         code = _step(cell, len(folders))
         states = [told(folder) for folder in folders]
         if all(state == "ended" for state in states):
             return int(any((_exit(folder) or {}).get("outcome") == "failed" for folder in folders))
         if code == 0 and all(state in ("ended", PREEMPTED) for state in states):
-            return _queue_again(cell, submission, folders)
+            brief = time.monotonic() - began < BRIEF_S and furthest(metrics) <= first
+            return _queue_again(cell, folders, brief=brief)
         state, _ = job_state()
         if state not in ("RUNNING", ""):  # Slurm itself is ending the job, and starts it again if it means to
-            return _queue_again(cell, submission, folders) if state in QUEUE_AGAIN else 1
-        crashes, reached = (crashes, reached) if furthest(metrics) <= reached else (0, furthest(metrics))
+            return _queue_again(cell, folders, brief=False) if state in QUEUE_AGAIN else 1
+        if furthest(metrics) > reached:
+            crashes, reached = 0, furthest(metrics)
         crashes += 1
         say(f"the nodes' tasks have ended without their word (srun: exit code {code}), time {crashes}: {states}")
         if crashes >= CRASHES:
-            return _give_up(folders, f"its supervisors ended without a word {crashes} times")
+            return _give_up(folders, f"its supervisors ended without a word {crashes} times (slurm.log has srun's)")
         time.sleep(min(60.0, 2.0**crashes))
 
 
@@ -112,17 +117,28 @@ def parse_state(text: str, now: float) -> tuple[str, float | None]:
     return state[1] if state else "", left
 
 
-def _queue_again(cell: str, submission: dict[str, Any], folders: list[str]) -> int:
-    """Have Slurm start this job again later. Where it will not, the supervisors' end is final."""
+def _queue_again(cell: str, folders: list[str], *, brief: bool) -> int:
+    """Have Slurm start this job again later. Where it will not, the supervisors' end is final.
+
+    Args:
+        brief: this life was too short to bring anything.
+    """
     deadline = time.monotonic() + SILENT_S
     state, left = job_state()
     while not state and time.monotonic() < deadline:
         time.sleep(5.0)
         state, left = job_state()
+    path = os.path.join(cell, "slurm.json")
+    submission = read_json(path) or {}
+    lives = submission.get("brief_lives", 0) + 1 if brief else 0
+    if lives >= BRIEF_LIVES:
+        said = f"its job was interrupted {lives} times within {BRIEF_S:.0f} s, before a new step"
+        return _give_up(folders, f"{said}: is slurm.margin longer than its time limit allows?")
     near = left is not None and left < submission.get("margin_s", 0.0) + NEAR_S
     why = "time limit" if near or state == "TIMEOUT" else "Slurm needed its nodes"
-    told = dict(submission, interrupted={"at": utc(), "why": why})
-    write_json(os.path.join(cell, "slurm.json"), dict(told, lives=submission.get("lives", 1) + 1))
+    # the submission may have been noted only after the job had begun, so it is read just now
+    more = {"job": os.environ["SLURM_JOB_ID"], "interrupted": {"at": utc(), "why": why}, "brief_lives": lives}
+    write_json(path, dict(submission, **more))
     if state in QUEUE_AGAIN:
         try:
             done = subprocess.run(

@@ -131,7 +131,8 @@ def look(args: dict[str, Any], _: bytes) -> dict[str, Any]:
         answer = {key: (state or {}).get(key) for key in known}
         answer["state"] = answer["state"] or "absent"
         if state is not None:
-            answer["beat_age_s"] = max(0.0, time.time() - state.get("beat", 0.0))
+            # a node whose clock is ahead must not seem to be alive for as long as that
+            answer["beat_age_s"] = abs(time.time() - state.get("beat", 0.0))
         if ended is not None:
             told = ("outcome", "code", "signal", "kind", "rank", "reason", "restarts")
             answer.update({key: ended.get(key) for key in told})

@@ -133,7 +133,8 @@ def _running(file: SupervisorState, job: Job, who: str, log: str) -> SupervisorS
         reason = f"{who} is {job.state}" + (f" on {job.nodes}" if job.nodes else "")
         return file.model_copy(update={"state": "starting", "reason": f"{reason}: {log}" if log else reason})
     if file.beat_age_s is not None and file.beat_age_s > STALE_S:
-        reason = f"nothing new in its files for {file.beat_age_s:.0f} s; {who} is {job.state} on {job.nodes}"
+        silent = f"nothing new in its files for {file.beat_age_s:.0f} s, or its node's clock is off"
+        reason = f"{silent}; {who} is {job.state} on {job.nodes}"
         return file.model_copy(update={"reason": reason})
     return file
 

@@ -161,8 +161,8 @@ def test_a_supervisor_that_was_preempted_begins_again_with_its_job() -> None:
 def test_a_job_that_runs_and_says_nothing() -> None:
     runs = Job("12", "RUNNING", nodes="n[1-2]")
     assert verdict(ABSENT, runs, log="") == ("starting", None, "Slurm's job 12 is RUNNING on n[1-2]")
-    stale = ("running", None, "nothing new in its files for 200 s; Slurm's job 12 is RUNNING on n[1-2]")
-    assert verdict(STALE, runs) == stale
+    said = "nothing new in its files for 200 s, or its node's clock is off; Slurm's job 12 is RUNNING on n[1-2]"
+    assert verdict(STALE, runs) == ("running", None, said)
     assert verdict(STALE, Job("12", "HIBERNATING"))[0] == "running"
 
 
