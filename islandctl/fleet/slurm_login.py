@@ -167,13 +167,14 @@ def end(args: dict[str, Any], _: bytes) -> dict[str, Any]:
     ``jobs``: what is left of it when the time is up; ``error``: Slurm gave no answer.
     """
     name, setup, folders = args["name"], args["setup"], args["nodes"]
-    for folder in folders:
-        if os.path.isdir(folder):
-            open(os.path.join(folder, "stop"), "w").close()
+    tell_to_stop(folders)
     deadline = time.monotonic() + args["given_s"]
     try:
         rows, asked, all_told = queue(setup, f"--name={name}"), time.monotonic(), False
         while rows and rows[0][1] in ("RUNNING", "COMPLETING") and time.monotonic() < deadline:
+            if not any(os.path.exists(os.path.join(folder, "state.json")) for folder in folders):
+                break  # no supervisor has begun: there is nothing to wait for
+            tell_to_stop(folders)  # one that began just now has taken the switch for an old one
             if not all_told and all(os.path.exists(os.path.join(folder, "exit.json")) for folder in folders):
                 all_told, deadline = True, min(deadline, time.monotonic() + OWN_END_S)
             time.sleep(LOOK_S)
@@ -198,6 +199,13 @@ def end(args: dict[str, Any], _: bytes) -> dict[str, Any]:
             verdict = {"outcome": outcome, "code": None, "signal": None, "reason": reason, "at": utc()}
             write_json(path, dict(verdict, restarts=state.get("restarts", 0)), durable=True)
     return {"jobs": []}
+
+
+def tell_to_stop(folders: list[str]) -> None:
+    """Set the switch of every supervisor that has not ended."""
+    for folder in folders:
+        if os.path.isdir(folder) and not os.path.exists(os.path.join(folder, "exit.json")):
+            open(os.path.join(folder, "stop"), "w").close()
 
 
 def cancel(rows: list[list[str]], setup: list[str], gone_s: float, *which: str) -> list[list[str]]:

@@ -206,6 +206,13 @@ def test_a_life_in_the_queue(tmp_path: Path, slurm: Cluster) -> None:
     assert asked.reason.startswith("at step ")
     assert "COMPLETED" in slurm.run("scontrol", "show", "job", running_one.job)
 
+    hasty = Cell(tmp_path, slurm, "hasty")  # stopped in the moment in which it begins
+    (hasty.folder / "hold").touch()
+    hasty.start(1)
+    hasty.stop()
+    assert hasty.states()[0].outcome == "stopped"
+    assert hasty.scheduler.left(hasty.host, hasty.mark, end=False) == []
+
     apart = Cell(tmp_path, slurm, "apart", extra=["--hold"])
     apart.start(1)
     (apart.folder / "submission").unlink()
