@@ -153,8 +153,9 @@ def fault(problem: BaseException) -> None:
     message(f"hint: this is a fault of islandctl; its traceback lies in {path}")
 
 
-def hush() -> None:
-    """The reader of stdout has gone: let nothing more be written there, also not at exit."""
+def hush(*streams: TextIO) -> None:
+    """Let nothing more be written to these streams, also not at exit; stdout if none is named."""
     sink = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(sink, sys.stdout.fileno())
+    for stream in streams or (sys.stdout,):
+        os.dup2(sink, stream.fileno())
     os.close(sink)

@@ -51,7 +51,10 @@ def read_beside(recipe: str, worker: WorkerRecipe, at: Callable[..., str]) -> di
     for index, name in enumerate(worker.files):
         place = f"{at('worker', 'files', index)}: worker.files"
         for path in _within(folder / name):
-            content = read_bytes(path, max_bytes=MAX_FILES_BYTES, hint="worker.files are beside the recipe")
+            try:
+                content = read_bytes(path, max_bytes=MAX_FILES_BYTES, hint="worker.files are beside the recipe")
+            except ConfigError as error:
+                raise ConfigError(f"{place}: {error.message}", hint=error.hint) from error
             left -= len(content)
             if left < 0:
                 raise ConfigError(

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from islandctl.config.beside import read_beside, read_bytes
 from islandctl.config.faults import explain, wrong_bools
+from islandctl.config.idle import idle
 from islandctl.config.model import Settings
 from islandctl.config.recipe import Recipe
 from islandctl.config.site import SiteProfile
@@ -85,18 +86,20 @@ def _load(path: str | os.PathLike[str], kind: type[T], word: str) -> Loaded[T]:
         line = content[: error.start].count(b"\n") + 1
         raise ConfigError(f"{name}:{line}: not UTF-8 text", hint="save the file as UTF-8") from error
     document = parse(text, name)
+    if not isinstance(document.data, dict):
+        raise ConfigError(
+            f"{name}:1:1: expected keys and values", hint=f"`islandctl schema {word}` shows what belongs in it"
+        )
+    _refuse_the_other_kind(name, document.data, kind)
+    in_vain = list(idle(document.data, kind))
     try:
-        if not isinstance(document.data, dict):
-            raise ConfigError(
-                f"{name}:1:1: expected keys and values", hint=f"`islandctl schema {word}` shows what belongs in it"
-            )
-        _refuse_the_other_kind(name, document.data, kind)
         value = kind.model_validate(document.data)
         faults = wrong_bools(document.data, value)
         cause: ValidationError | None = None
     except ValidationError as error:
         faults = explain(error, kind)
         cause = error
+    faults = [one for one in faults if not any(one.path[: len(each.path)] == each.path for each in in_vain)] + in_vain
     if faults:
         raise ConfigError(
             "\n".join(

@@ -18,6 +18,11 @@ def home() -> Path:
     return Path(override).expanduser() if override else user_state_path("islandctl")
 
 
+def known_hosts() -> Path:
+    """Host keys that were accepted on first contact: for all runs, so that each is asked about once."""
+    return home() / "known_hosts"
+
+
 _PIECE = re.compile(r"(.+?)(?:\.(\d+))?\.log")
 
 
@@ -40,7 +45,6 @@ class RunFolder:
 
     run.json        the record: plan, who runs where, attempt
     plan.json       the frozen plan
-    known_hosts     host keys accepted for this run
     secrets/        0600: relay key, certificate and tokens
     relay/          the relay's data, when it runs here (its supervisor's folder is relay/node-0)
     tunnels/        one supervisor folder a tunnel
@@ -50,7 +54,6 @@ class RunFolder:
         self.root = root
         self.record = root / "run.json"
         self.plan = root / "plan.json"
-        self.known_hosts = root / "known_hosts"
         self.secrets = root / "secrets"
         self.relay = root / "relay"
         self.tunnels = root / "tunnels"

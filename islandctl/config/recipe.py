@@ -119,23 +119,6 @@ class Optimizer(Settings):
     momentum: Beta | None = None
     """Only ``muon``: of its matrices; betas are for the rest. Left out: 0.95."""
 
-    @model_validator(mode="after")
-    def _keys_fit_the_kind(self) -> Optimizer:
-        for key, kinds in _ONLY_FOR.items():
-            if getattr(self, key) is not None and self.kind not in kinds:
-                raise self.contradiction(f"'{key}' is only for kind: {' or '.join(kinds)}, not {self.kind}", key)
-        return self
-
-
-_ONLY_FOR = {
-    "refresh": ("shampoo", "soap"),
-    "factor_beta": ("shampoo", "soap"),
-    "block": ("shampoo",),
-    "damping": ("shampoo",),
-    "graft": ("shampoo",),
-    "momentum": ("muon",),
-}
-
 
 class Schedule(Settings):
     """The learning rate over the steps: linear warm-up, then decay to ``final`` times the peak."""
@@ -195,7 +178,8 @@ class CheckpointRecipe(Settings):
     """Steps."""
     keep: int = Field(default=2, ge=1)
     """Joint checkpoints kept, at least two, so that one damaged file is not the end. While another cell is away, as
-    many of those that no other cell has are kept beside them."""
+    many of those that no other cell has are kept beside them; while the relay is away, as many of those that it has
+    not heard of, and one more."""
 
 
 class Evaluation(Settings):

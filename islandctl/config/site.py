@@ -15,6 +15,7 @@ from islandctl.config.units import (
     BytesPerSecond,
     Flops,
     Seconds,
+    Share,
     Usd,
     UsdPerGigabyte,
     UsdPerHour,
@@ -139,6 +140,10 @@ class Purchase(Settings):
     """Accelerators that are there already: only the others are bought."""
     years: float = Field(default=4.0, gt=0, le=30)
     """Until they are written off; four is what large buyers count with, less is careful."""
+    resale: Share = 0.0
+    """Share of the price that they still fetch then. Left out: nothing, which is careful."""
+    interest: Annotated[Share, Field(lt=1)] = 0.0
+    """A year, on the money: what it costs to borrow, or would earn elsewhere. Left out: not counted."""
     power: Watts | None = None
     """Of each accelerator under load, with its part of the host. Left out: the catalogue's, and 30 % for the host."""
     power_price: UsdPerKwh
@@ -161,6 +166,11 @@ class Failures(Settings):
     outage: Annotated[Seconds, within(parse_seconds, least="1 s", most="30 d")] = 300.0
     """From a failure to the first new step, without reading the checkpoint: found out, decided, started. The middle;
     one in ten takes three times as long."""
+    site: Annotated[Seconds, within(parse_seconds, least="1 h", most="1e6 d")] = 60 * 86_400.0
+    """Mean time between outages of the whole site, for `--simulate`: power, cooling, network, the provider. 60 days
+    and an hour make 99.9 %, the better of what providers promise."""
+    site_outage: Annotated[Seconds, within(parse_seconds, least="1 s", most="30 d")] = 3600.0
+    """What such an outage takes, as ``outage``."""
 
 
 class Measured(Settings):
@@ -195,11 +205,11 @@ class Ssh(Settings):
     identity: str | None = None
     """Private key file."""
     known_hosts: str | None = None
-    """An extra known_hosts file. The run's own file is always read as well."""
+    """An extra known_hosts file. Your own and islandctl's (``$ISLANDCTL_HOME/known_hosts``) are always read."""
     host_keys: Literal["ask", "accept-new", "strict"] = "ask"
     """What happens with an unknown host key; its fingerprint is always shown. ``ask``: you are asked, and without a
-    terminal it stops and says what to type. ``accept-new``: it is accepted once and kept with the run. ``strict``: it
-    stops. A changed key stops under each of them."""
+    terminal it stops and says what to type. ``accept-new``: it is accepted once and kept. ``strict``: it stops. A
+    changed key stops under each of them."""
     connect_timeout: Annotated[Seconds, within(parse_seconds, least="1 s", most="10 min")] = 20.0
     """One handshake; generous, since bastions across an ocean take seconds."""
 

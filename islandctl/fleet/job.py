@@ -75,6 +75,8 @@ class SupervisorState(Model):
     supervisor_pid: int | None = None
     since: str = ""
     beat_age_s: float | None = None
+    budget_left_s: float | None = None
+    """Seconds; None: the job has no budget."""
     outcome: Literal["finished", "stopped", "failed"] | None = None
     """Once ended."""
     code: int | None = None

@@ -1,7 +1,7 @@
 """Tunnels: how a site behind NAT reaches the relay without an open port. OpenSSH carries, a supervisor keeps them.
 
 OpenSSH gets a small configuration file of our own in front of the user's: first value wins, so host keys are enforced
-with the run's file on every hop, and aliases, jumps and keys mean what they always mean.
+with islandctl's own file on every hop, and aliases, jumps and keys mean what they always mean.
 """
 
 from __future__ import annotations

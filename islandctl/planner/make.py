@@ -177,7 +177,7 @@ def _findings(plan: Plan, setting: Setting) -> list[Finding]:
     found += [
         judge.deadline_finding(recipe, setting.fragments, setting.links),
         pace_finding(recipe.exchange, plan.estimates),
-        balance_finding(plan.balance, two_site=recipe.exchange.mode == "two-site"),
+        balance_finding(plan.balance),
         relay_finding(plan.relay_places),
         judge.checkpoint_finding(recipe, plan.totals),
         judge.tunnel_finding(recipe, plan.sites),
@@ -191,22 +191,12 @@ def _cells_on_node(setting: Setting, cell: CellPlan) -> int:
 
 
 def _balance(setting: Setting, estimated: Sequence[CellEstimate]) -> tuple[CellShare, ...]:
-    """Batches with which all cells end together; none where a step is unknown, or measured for one batch only."""
+    """Steps a window with which all cells end together; none where a step is unknown."""
     steps_s = [one.step.value for one in estimated if one.step is not None]
-    recipe, sites = setting.recipe, setting.sites
-    if len(steps_s) < max(2, len(estimated)) or len(steps_s) > MOST_CELLS or recipe.exchange.pace == "measured":
+    exchange = setting.recipe.exchange
+    if len(steps_s) < max(2, len(estimated)) or len(steps_s) > MOST_CELLS or exchange.pace == "measured":
         return ()
-    if any(site.measured.step is not None for site in sites.values()):
-        return ()
-
-    def planned(cell: CellPlan, batch: int) -> float:
-        training = recipe.training.model_copy(update={"batch": batch})
-        other = recipe.model_copy(update={"training": training})
-        step = speed.step_time(other, setting.counts, sites[cell.site], setting.accelerators[cell.site], cell)
-        assert step is not None
-        return step.value
-
-    return balanced(setting.cells, steps_s, batch=recipe.training.batch, exchange=recipe.exchange, planned=planned)
+    return balanced(setting.cells, steps_s, exchange)
 
 
 def _places(setting: Setting) -> tuple[RelayPlace, ...]:

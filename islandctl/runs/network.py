@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 
 from islandctl.config.host_address import parse_address
-from islandctl.config.paths import RunFolder
+from islandctl.config.paths import RunFolder, known_hosts
 from islandctl.errors import IslandError
 from islandctl.fleet import node as nodes
 from islandctl.fleet import supervisor, tunnel
@@ -199,7 +199,7 @@ def _start_tunnel(record: RunRecord, reach: Reach, way: TunnelRecord) -> None:
         run=record.run,
         mark=record.mark,
         folder=folder.tunnels / way.name,
-        known_hosts=folder.known_hosts,
+        known_hosts=known_hosts(),
         host_port=way.host_port,
         local_port=way.local_port,
         **more,

@@ -10,7 +10,7 @@ from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from islandctl.config.paths import RunFolder
+from islandctl.config.paths import known_hosts
 from islandctl.errors import HostKeyError, IslandError, PreflightError, UnreachableError
 from islandctl.fleet.host import Host
 from islandctl.fleet.local import LocalHost
@@ -61,7 +61,6 @@ class Reach:
     def __init__(self, plan: Plan | None, run: str, say: Say, ask: Ask | None = None) -> None:
         self._given = plan
         self._run = run
-        self._known_hosts = RunFolder.of(run).known_hosts
         self._say = say
         self._ask = ask
         self._controller = LocalHost()
@@ -138,7 +137,7 @@ class Reach:
 
         with self._guard:
             if self._made is None:
-                self._made = Fleet(known_hosts=self._known_hosts, on_message=self._say, ask=self._ask)
+                self._made = Fleet(known_hosts=known_hosts(), on_message=self._say, ask=self._ask)
             return self._made
 
 

@@ -261,7 +261,6 @@ def _take_over(name: str, plan: Plan, launcher_pid: int) -> RunRecord:
     with only_one(folder.root / "lock", f"islandctl launch {name}"):
         if not _gives_way(name):  # another launch was quicker
             raise taken
-        folder.known_hosts.unlink(missing_ok=True)
         return _begin(name, plan, launcher_pid)
 
 

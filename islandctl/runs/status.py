@@ -151,9 +151,9 @@ class CellView(Model):
     """Why its workers last ended though nobody had asked them to, a word (crash, out-of-memory, preempted, node-lost,
     hung, peer-lost) before the cause; empty: they never did."""
     bytes_up: int | None = None
-    """To the relay, since the relay was started."""
+    """Of packets to the relay, since the relay was last started."""
     bytes_down: int | None = None
-    """From the relay, since the relay was started."""
+    """Of packets from the relay, since the relay was last started."""
     source: Literal["relay", "files", "none"] = "none"
     """Where the figures come from."""
     nodes: tuple[NodeView, ...] = ()
@@ -189,11 +189,11 @@ class RelayView(Model):
     detail: str = ""
     """Why it cannot be asked, or how it ended; empty when it was ended with the run."""
     rounds_committed: int | None = None
-    """Rounds that moved the anchor."""
+    """Rounds of the present attempt that moved the anchor."""
     rounds_empty: int | None = None
-    """Rounds that nobody was counted in."""
+    """Rounds of the present attempt that nobody was counted in."""
     rounds_open: int | None = None
-    """Rounds that wait for packets."""
+    """Rounds that wait for packets now."""
     ledger_seq: int | None = None
     """Number of the last ledger entry."""
 
@@ -221,7 +221,11 @@ class RunStatus(Model):
     """The recipe's, of the whole run."""
     eta_s: float | None = None
     """Until the slowest cell is through, at its present speed; null while a cell is not known to move. A budget may
-    end the run before."""
+    end the run before: see ``budget_step``."""
+    budget_left_s: float | None = None
+    """Until the budget is used up, while the workers are kept; null: there is none, or no supervisor answers."""
+    budget_step: int | None = None
+    """Where the budget will end the run at its present speed; null: not before its last step, or not known."""
     cells: tuple[CellView, ...]
     """In the order of their numbers."""
     relay: RelayView

@@ -30,6 +30,11 @@ def combine(record: RunRecord, facts: Facts) -> RunStatus:
     if facts.at_work:
         hint = ""  # the next command would only be refused
     known = [record.cells[cell.cell].run_step(cell.step) for cell in cells if cell.step is not None]
+    going = state in ("running", "degraded", "waiting")
+    eta = eta_s(cells, record.steps, record.tokens_per_step) if going else None
+    left = [node.state.budget_left_s for node in facts.nodes if node.state and node.state.budget_left_s is not None]
+    left_s = min(left, default=None) if going else None
+    short = eta is not None and left_s is not None and left_s < eta
     joint = facts.relay.joint_checkpoints[-1] if facts.relay and facts.relay.joint_checkpoints else facts.joint
     return RunStatus(
         run=record.run,
@@ -41,9 +46,9 @@ def combine(record: RunRecord, facts: Facts) -> RunStatus:
         config_hash=record.config_hash,
         step=min(known) if len(known) == len(cells) and known else None,
         steps=record.steps,
-        eta_s=eta_s(cells, record.steps, record.tokens_per_step)
-        if state in ("running", "degraded", "waiting")
-        else None,
+        eta_s=eta,
+        budget_left_s=left_s,
+        budget_step=step_in(left_s, cells, record) if short and left_s else None,
         cells=cells,
         relay=_relay(record, facts),
         joint_checkpoint=joint,
@@ -61,6 +66,18 @@ def eta_s(cells: Sequence[CellView], steps: int, tokens_per_step: int) -> float 
             return None
         rest.append(max(0, (cell.steps or steps) - cell.step) * tokens_per_step / cell.tokens_per_s)
     return max(rest, default=0.0)
+
+
+def step_in(seconds: float, cells: Sequence[CellView], record: RunRecord) -> int:
+    """The step where the slowest cell is then, at the present speed of cells that are known to move."""
+    moving = [
+        (cell.cell, cell.step, cell.tokens_per_s) for cell in cells if cell.step is not None and cell.tokens_per_s
+    ]
+    then = [
+        record.cells[cell].run_step(int(step + seconds * rate / record.tokens_per_step))
+        for cell, step, rate in moving
+    ]
+    return min([*then, record.steps])
 
 
 def find_culprit(record: RunRecord, facts: Facts) -> Culprit | None:

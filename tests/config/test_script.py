@@ -53,7 +53,7 @@ def test_without_a_command_model_data_and_optimizer_are_missing(tmp_path: Path) 
         ("worker: {command: python -u x.py}\n", "'-u': of python's own options only -m can be given"),
         ('worker: {command: "python \'x"}\n', "not a command: no closing quotation"),
         ("worker: {command: [python, x.py]}\n", "worker.command: x.py is not among worker.files"),
-        ("worker: {command: [python, x.py], files: [x.py]}\n", "x.py: no such file"),
+        ("worker: {command: [python, x.py], files: [x.py]}\n", "r.yaml:3:43: worker.files: "),
         ("worker: {command: [python, -m, x], files: [../x.py]}\n", "'../x.py' is not beside the recipe"),
         ("worker: {files: [x.py]}\nmodel: null\n", "r.yaml:3:17: worker.files: belongs to a command"),
         (

@@ -30,6 +30,17 @@ def test_a_healthy_run_is_running_with_all_figures() -> None:
     assert view.culprit is None
 
 
+def test_a_budget_that_ends_the_run_first_is_told() -> None:
+    def with_left(seconds: float | None) -> RunStatus:
+        return look(make.facts(make.node(0, make.running(budget_left_s=seconds))))
+
+    short = with_left(10.0)
+    assert (short.budget_left_s, short.budget_step) == (10.0, 40 + 10 * 200 // 100)
+    assert short.eta_s == pytest.approx(30.0)
+    assert (with_left(31.0).budget_left_s, with_left(31.0).budget_step) == (31.0, None)
+    assert (with_left(None).budget_left_s, with_left(None).budget_step) == (None, None)
+
+
 def test_cells_of_unequal_pace_are_shown_by_their_own_steps_and_the_run_by_its_own() -> None:
     record = make.record(steps=100)
     paces = [Pace(window=20, own=own, fragments=2, warmup=0) for own in (28, 14)]
