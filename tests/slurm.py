@@ -22,6 +22,7 @@ from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel", "srun")
 NODES = ("n1", "n2", "n3")
+TRIES = 3
 _PATH = "/usr/sbin:/usr/local/sbin:/sbin"
 
 _CONF = """\
@@ -73,20 +74,34 @@ def programs() -> dict[str, str]:
 class Cluster:
     """One Slurm.
 
-    Attributes:
-        conf: its configuration file.
-        env: the environment in which its commands find it.
+    Args:
+        folder: all that it writes lies below.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.conf = folder / "slurm.conf"
-        self.env = {"SLURM_CONF": str(self.conf)}
+        self.folder = self._root = folder
         self._programs = programs()
         self._daemons: list[subprocess.Popen[bytes]] = []
 
+    @property
+    def env(self) -> dict[str, str]:
+        """What its commands need in their environment."""
+        return {"SLURM_CONF": str(self.folder / "slurm.conf")}
+
     def start(self) -> None:
-        """Begin the daemons, and wait until the nodes are there."""
+        """Begin the daemons, and wait until the nodes are there. Anew, where somebody has taken one of the ports."""
+        for number in range(TRIES):
+            self.folder = self._root / str(number)
+            try:
+                self._start()
+            except RuntimeError:
+                self._end()
+                if number == TRIES - 1:
+                    raise
+            else:
+                return
+
+    def _start(self) -> None:
         for name in ("munge", "state", *(f"spool-{name}" for name in NODES)):
             (self.folder / name).mkdir(parents=True)
         key = self.folder / "munge" / "key"
@@ -100,7 +115,7 @@ class Cluster:
         ]
         user = subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
         facts = {"host": host, "ctld": ctld, "user": user, "folder": self.folder, "nodes": "\n".join(lines)}
-        self.conf.write_text(_CONF.format(**facts))
+        (self.folder / "slurm.conf").write_text(_CONF.format(**facts))
         munge = self.folder / "munge"
         # --force: munged wants its socket's folder open to all, and a test's folder is not
         files = [f"--{name}-file={munge / name}" for name in ("key", "pid", "log", "seed")]
@@ -152,9 +167,12 @@ class Cluster:
         """Cancel all jobs, and end the daemons."""
         if self._daemons:
             self.run("scancel", f"--user={os.getuid()}")
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 45
             while self.run("squeue", "-h") and time.monotonic() < deadline:
                 time.sleep(0.1)
+        self._end()
+
+    def _end(self) -> None:
         for daemon in reversed(self._daemons):
             for number in (signal.SIGTERM, signal.SIGKILL):
                 try:

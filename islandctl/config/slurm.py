@@ -13,8 +13,11 @@ from islandctl.config.units import Bytes, Seconds, parse_seconds, seconds_text, 
 if TYPE_CHECKING:
     from islandctl.config.site import SiteProfile
 
-_OURS = ("array", "chdir", "error", "input", "job-name", "nodes", "ntasks", "ntasks-per-node", "output", "wrap")
-_OURS_SHORT = ("-a", "-D", "-e", "-i", "-J", "-N", "-n", "-o")
+_OURS = (
+    *("array", "chdir", "cluster", "clusters", "error", "input", "job-name"),
+    *("nodes", "ntasks", "ntasks-per-node", "output", "wrap"),
+)
+_OURS_SHORT = ("-a", "-D", "-e", "-i", "-J", "-M", "-N", "-n", "-o")
 CPU = "cpu"
 """The type of accelerator that none is asked for."""
 

@@ -155,7 +155,14 @@ class SlurmJobs:
             UnreachableError: Slurm does not answer.
         """
         number = str(submission.get("job") or "")
-        argv = ["squeue", "--noheader", "--states=all", f"--name={submission['name']}", f"--format={SQUEUE_FORMAT}"]
+        argv = [
+            "squeue",
+            "--all",
+            "--noheader",
+            "--states=all",
+            f"--name={submission['name']}",
+            f"--format={SQUEUE_FORMAT}",
+        ]
         (told,) = self._commands(host, argv)
         if told["code"] != 0:
             raise _silent(host, told["err"])

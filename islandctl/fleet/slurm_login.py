@@ -48,7 +48,7 @@ def command(argv: list[str], setup: list[str]) -> dict[str, Any]:
 
 def queue(setup: list[str], *options: str) -> list[list[str]]:
     """Jobs that wait or run: [id, state, nodes, name]."""
-    told = command(["squeue", "--noheader", "--format=%i|%T|%N|%j", *options], setup)
+    told = command(["squeue", "--all", "--noheader", "--format=%i|%T|%N|%j", *options], setup)
     if told["code"] != 0:
         raise NoAnswer(told["err"])
     rows = [line.strip().split("|", 3) for line in told["out"].splitlines()]
@@ -90,17 +90,16 @@ def submit(args: dict[str, Any], payload: bytes) -> dict[str, Any]:
     found = submitted(told["out"])
     if found is None:
         return {"error": f"sbatch gave no job number: {told['out'][-300:]}"}
-    job, cluster = found
-    write_json(os.path.join(cell, "slurm.json"), dict(submission, job=job, cluster=cluster), durable=True)
-    return {"job": job}
+    write_json(os.path.join(cell, "slurm.json"), dict(submission, job=found), durable=True)
+    return {"job": found}
 
 
-def submitted(output: str) -> tuple[str, str] | None:
-    """A new job's number and cluster (empty: the only one), beside whatever a site's plugins have sbatch print."""
+def submitted(output: str) -> str | None:
+    """A new job's number, beside whatever a site's plugins have sbatch print."""
     for line in reversed(output.splitlines()):
-        found = re.fullmatch(r"(?:Submitted batch job )?(\d+)(?:;([\w.-]+)| on cluster ([\w.-]+))?", line.strip())
+        found = re.fullmatch(r"(?:Submitted batch job )?(\d+)(?:;[\w.-]+| on cluster [\w.-]+)?", line.strip())
         if found:
-            return found[1], found[2] or found[3] or ""
+            return found[1]
     return None
 
 
@@ -222,9 +221,10 @@ def cancel(rows: list[list[str]], setup: list[str], gone_s: float, *which: str) 
 
 
 def left(args: dict[str, Any], _: bytes) -> dict[str, Any]:
-    """What is left of a run in Slurm: its jobs, and processes that its supervisors could not end, by their record.
+    """What is left of a run in Slurm: its jobs.
 
-    ``cancel``: cancel the jobs first, and wait until they are gone.
+    ``cancel``: cancel them first, and wait until they are gone; then processes that its supervisors could not end, by
+    their record, are told as well.
     """
     mark, setup, mine = args["mark"], args["setup"], f"--user={os.getuid()}"
 
@@ -242,13 +242,12 @@ def left(args: dict[str, Any], _: bytes) -> dict[str, Any]:
     words = []
     for path in sorted(glob.glob(os.path.join(glob.escape(root), "*", "node-*", "exit.json"))):
         reason = str((read_json(path) or {}).get("reason") or "")
-        if args["stubborn"] in reason:
+        if args["cancel"] and args["stubborn"] in reason:
             words.append(f"{os.path.relpath(os.path.dirname(path), root)}: {reason}")
     return {"jobs": rows, "processes": words}
 
 
 def main(args: dict[str, Any], payload: bytes) -> Any:
     """Entry for ``Host.python``: ``do`` names the function."""
-    return {function.__name__: function for function in (commands, submit, look, end, left)}[args["do"]](
-        args, payload
-    )
+    functions = (commands, submit, look, end, left)
+    return {function.__name__: function for function in functions}[args["do"]](args, payload)

@@ -80,6 +80,7 @@ def test_accelerators_are_not_asked_for_where_there_are_none_or_they_come_with_t
         ({"extra": ["--nodes=3"]}, "'--nodes' is islandctl's own business"),
         ({"extra": ["-N3"]}, "'-N3' is islandctl's own business"),
         ({"extra": ["--array=1-4"]}, "a cell is one job"),
+        ({"extra": ["--clusters=far"]}, "'--clusters' is islandctl's own business"),
         ({"time": "5 min", "margin": "300 s"}, "margin 300 s must be shorter than time 300 s"),
         ({"time": "10 s"}, "at least 1 min"),
     ],

@@ -91,9 +91,9 @@ def test_ids_states_and_submissions() -> None:
         "CANCELLED", "OUT_OF_MEMORY", "NODE_FAIL", "TIMEOUT",
     ]  # fmt: skip
     assert state_name("")[0] == "UNKNOWN"
-    assert submitted("12\n") == ("12", "")
-    assert submitted("--> Verifying access to queue (gpu)...OK\n12;far\n") == ("12", "far")
-    assert submitted("Submitted batch job 12 on cluster far\n") == ("12", "far")
+    assert submitted("12\n") == "12"
+    assert submitted("--> Verifying access to queue (gpu)...OK\n12;far\n") == "12"
+    assert submitted("Submitted batch job 12 on cluster far\n") == "12"
     assert submitted("no number 12 here\n") is None
     assert newest(
         [Job("9", "COMPLETED"), Job("7", "PENDING", submitted=1.0), Job("8", "PENDING", submitted=2.0)]
