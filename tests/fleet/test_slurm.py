@@ -35,6 +35,8 @@ def tell(outcome, retry):
         with open(os.path.join(folder, "outcome.json.tmp"), "w") as file:
             json.dump({"outcome": outcome, "retry": retry, "reason": "at step %d" % step}, file)
         os.replace(os.path.join(folder, "outcome.json.tmp"), os.path.join(folder, "outcome.json"))
+    while not os.path.exists(os.path.join(folder, "outcome.json")):
+        time.sleep(0.02)  # ranks leave together
     sys.exit(0)
 def stop(*_):
     if leads:
