@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -46,6 +47,16 @@ def checked_folder(text: str) -> str:
     if not text.startswith(("/", "~/")) and text != "~":
         raise ValueError(f"'{text}' is relative, but nodes share no current folder; begin with / or ~/")
     return text
+
+
+def checked_secrets(names: tuple[str, ...]) -> tuple[str, ...]:
+    """``names`` unchanged, when all can name variables that are not our own; else a ``ValueError``."""
+    for name in names:
+        if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
+            raise ValueError(f"'{name}' is not the name of an environment variable; values do not belong here")
+        if name.startswith("ISLANDCTL_"):
+            raise ValueError(f"'{name}': ISLANDCTL_… belongs to islandctl")
+    return names
 
 
 class Gpu(Settings):
@@ -214,8 +225,14 @@ class Ssh(Settings):
     """One handshake; generous, since bastions across an ocean take seconds."""
 
 
+_PASSWORD = re.compile(r"://[^/\s@]*:(?!\$\{)[^/\s@]+@")
+
+
 class Environment(Settings):
-    """The Python environment of the workers."""
+    """The Python environment of the workers.
+
+    File names: ``~`` is the user's home, and a relative one lies beside the profile.
+    """
 
     python: str = "python3"
     """Interpreter on the site: a name or an absolute path."""
@@ -223,10 +240,37 @@ class Environment(Settings):
     """Build a virtual environment on the site from ``packages``. False: use ``python`` as it is."""
     packages: tuple[str, ...] = ("torch>=2.10", "numpy>=1.26")
     """Added to what a worker needs itself (its small dependencies are always installed)."""
+    lock: str | None = None
+    """A requirements file with everything that is installed, as ``pip freeze`` writes it (hashes are checked); then
+    ``packages`` is not used."""
     pip_options: tuple[str, ...] = ()
-    """Options for pip install, for example an index."""
+    """Options for pip install, for example an index. ``${NAME}`` stands for a secret."""
+    secrets: tuple[str, ...] = ()
+    """Names of this machine's environment variables that pip needs there. Their values are sent apart."""
+    offline: Truth = False
+    """The site reaches no package index: packages are fetched on this machine, for the site's Python, and sent."""
+    wheels: str | None = None
+    """A folder of wheels on this machine; they are sent, and nothing else is installed."""
     setup: tuple[str, ...] = ()
     """Shell lines (POSIX sh) run before every command of the run, for example ``module load cuda``."""
+
+    _names = field_validator("secrets")(checked_secrets)
+
+    @field_validator("pip_options")
+    @classmethod
+    def _no_password(cls, options: tuple[str, ...]) -> tuple[str, ...]:
+        if any(_PASSWORD.search(option) for option in options):
+            raise ValueError(
+                "holds a password, and would be kept with plan and record; write ${NAME} in its place and list NAME "
+                "in environment.secrets"
+            )
+        return options
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Environment:
+        if self.offline and self.wheels is not None:
+            raise self.contradiction("packages come from here or from there; leave one out", "offline", "wheels")
+        return self
 
 
 class SiteProfile(Settings):

@@ -168,8 +168,11 @@ def _state(
 
 
 def spoke(node: NodeFacts) -> bool:
-    """Have the node's workers told in their own words why they failed? That a peer was lost is no cause."""
-    return node.outcome is not None and node.outcome.outcome == "failed" and node.outcome.kind != PEER_LOST
+    """Have the node's workers told in their own words why they failed? A peer that was lost is no cause."""
+    told, state = node.outcome, node.state
+    if told is None or told.outcome != "failed" or told.kind == PEER_LOST:
+        return False
+    return state is None or state.signal is None or state.rank in (None, told.rank)
 
 
 def _of_earlier_life(nodes: Sequence[NodeFacts], beat: Heartbeat) -> bool:

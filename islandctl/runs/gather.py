@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import queue
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
@@ -51,7 +51,8 @@ class Asked(Generic[R]):
         """Ask, unless the last question is still open."""
         if not self._busy:
             self._busy = True
-            threading.Thread(target=self._run, daemon=True).start()
+            # not threading.Thread: that waits until each of a thousand threads has had its turn
+            _thread.start_new_thread(self._run, ())
 
     def answer(self, deadline_s: float) -> R | IslandError | None:
         """What came back: a value or our own error; None when nothing has come within ``deadline_s`` seconds."""

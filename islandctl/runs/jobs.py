@@ -80,6 +80,7 @@ def worker_job(
         ),
         cwd=str(folder.script) if plan.files else node.cell_folder,
         env={**env, **plan.recipe.worker.env},
+        env_files=(str(folder.secrets),) if plan.recipe.worker.secrets else (),
         setup=site.environment.setup,
         outcome=str(folder.outcome),
         progress=str(folder.metrics),

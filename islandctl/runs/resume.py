@@ -14,6 +14,7 @@ from pathlib import Path
 from islandctl.config.budget import Budget
 from islandctl.config.paths import RunFolder
 from islandctl.config.recipe import Recipe
+from islandctl.config.secrets import hide, values
 from islandctl.errors import BudgetError, IslandError, UnreachableError, UsageError
 from islandctl.fleet import node as nodes
 from islandctl.fleet.hostkeys import Ask
@@ -25,6 +26,7 @@ from islandctl.planner.budget import budget_seconds
 from islandctl.planner.file import changed_sources
 from islandctl.planner.plan import Plan
 from islandctl.runs import record as records
+from islandctl.runs import secrets
 from islandctl.runs.checkpoints import read_ledger, verify
 from islandctl.runs.choice import Choice, choose
 from islandctl.runs.files import only_one
@@ -61,6 +63,9 @@ def resume(
         UnreachableError: a node or the relay cannot be asked. Nothing has been changed then.
     """
     records.check_plan_of(record, plan)
+    secrets.know(plan)
+    for name in sorted({*plan.recipe.worker.secrets} - {*values(plan.recipe.worker.secrets)}):
+        say(f"note: {name} is not set here; the nodes keep the value that they have")
     notes = check_recipe(plan, lambda path: _changed_recipe(plan, path), run=record.run)
     for note in notes + script_notes(plan, changed_sources(plan)):
         say(f"note: {note}")
@@ -82,7 +87,7 @@ def resume(
             write_cells(record, plan, reach)
             start_workers(record, plan, reach, say)
         except BaseException as error:
-            reason = error.message if isinstance(error, IslandError) else type(error).__name__
+            reason = hide(error.message) if isinstance(error, IslandError) else type(error).__name__
             end_everything(record, plan, reach, say)
             records.change(record, phase="stopped", reason=f"the resume failed: {reason}", launcher_pid=0)
             raise

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
+from islandctl.config import secrets
+from islandctl.config.beside import unpacked
 from islandctl.config.paths import CellFolder, RunFolder
 from islandctl.fleet import node as nodes
+from islandctl.fleet.bundle import Bundle, pack
 from islandctl.fleet.job import SupervisorJob, SupervisorState
+from islandctl.fleet.provision import copy_code
 from islandctl.fleet.scheduler import Scheduler
 from islandctl.planner.plan import Plan
 from islandctl.runs.jobs import STOP_TIMEOUT_S, cell_job, worker_job
@@ -19,6 +24,11 @@ Group = tuple[NodeRecord, ...]
 """Nodes that their site's scheduler handles together: one node, or all of a cell."""
 
 
+def script_bundle(plan: Plan) -> Bundle | None:
+    """The user's own code, where a script of theirs trains."""
+    return pack({name: unpacked(text) for name, text in plan.files.items()}, "script") if plan.files else None
+
+
 def write_cells(record: RunRecord, plan: Plan, reach: Reach) -> None:
     """Write every cell's files on all its nodes, and clear what an earlier attempt said in the end.
 
@@ -26,31 +36,30 @@ def write_cells(record: RunRecord, plan: Plan, reach: Reach) -> None:
         UnreachableError, PreflightError: names every node that could not be prepared.
     """
     ca = (RunFolder.of(record.run).secrets / "ca.pem").read_bytes()
+    script, values = script_bundle(plan), secrets.values(plan.recipe.worker.secrets)
 
-    def write(node: NodeRecord) -> None:
+    def write(group: Group) -> None:
+        node = group[0]
         host = reach.host(node.site, node.host)
         folder = CellFolder(PurePosixPath(node.cell_folder))
         job = cell_job(record, plan, record.cells[node.cell])
-        nodes.write_files(
-            host,
-            folder.root,
-            {
-                folder.job.name: (job.model_dump_json(indent=1).encode(), 0o600),
-                folder.token.name: (cell_token(record.run, node.cell), 0o600),
-                folder.ca.name: (ca, 0o600),
-            },
-        )
-        if plan.recipe.worker.command is not None:
-            script = {name: (text.encode(), 0o644) for name, text in plan.files.items()}
-            nodes.write_files(host, folder.script, script)
         # state.json as well: a supervisor that was lost must not hand its old restarts and verdict to the new one
-        gone = [PurePosixPath(node.folder) / name for name in ("exit.json", "stop", "spent", "state.json")]
+        names = ("exit.json", "stop", "spent", "state.json")
+        gone = [f"node-{one.index}/{name}" for one in group for name in names]
         if node.index == 0:  # the cell's folder is shared by its nodes
-            gone.append(folder.outcome)
-        for path in gone:
-            nodes.remove(host, node.work_dir, path)
+            gone.append(folder.outcome.name)
+        files = {
+            folder.job.name: (job.model_dump_json(indent=1).encode(), 0o600),
+            folder.token.name: (cell_token(record.run, node.cell), 0o600),
+            folder.ca.name: (ca, 0o600),
+        }
+        if values.keys() >= {*plan.recipe.worker.secrets} and values:
+            files[folder.secrets.name] = (json.dumps(values).encode(), 0o600)
+        nodes.write_files(host, folder.root, files, gone=gone)
+        if script is not None:
+            copy_code(host, node.work_dir, script, str(folder.script))
 
-    demand(each(record.nodes, write), "writing the cells' files")
+    demand(each(groups(record, record.nodes, reach), write), "writing the cells' files")
 
 
 def start_workers(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> None:

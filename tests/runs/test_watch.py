@@ -164,6 +164,8 @@ def test_a_rank_that_was_killed_is_told_before_those_that_lost_it() -> None:
     assert (view.culprit.rank, view.culprit.kind) == (1, "crash")
     assert view.detail == f"east, node {view.culprit.node}: {why}"
     assert view.cells[0].detail == why
+    witness = lost.model_copy(update={"kind": "", "reason": "RuntimeError: Broken pipe"})
+    assert look(make.facts(make.node(0, killed, outcome=witness))).cells[0].detail == why
     starved = make.ended("failed", kind="out-of-memory", rank=1, signal=9, reason="killed by signal 9 (SIGKILL)")
     view = look(make.facts(make.node(0, starved, outcome=lost)))
     assert "out-of-memory: killed by signal 9 (SIGKILL)" in view.detail
