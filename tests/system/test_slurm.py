@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.slurm import Cluster, cluster
+from tests.slurm_cell import Cell, ended
 from tests.sshd import Sshd, servers
 
 from .local import Machine, ending, steps_of
@@ -49,6 +51,16 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture
+def limited(tmp_path: Path, slurm: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cell:
+    """A cell beside, that runs into its time limit meanwhile: Slurm looks at limits every 30 s."""
+    monkeypatch.setenv("SLURM_CONF", slurm.env["SLURM_CONF"])
+    cell = Cell(tmp_path / "limited", slurm, "limited", partition="apart", time="1 min", margin="55 s")
+    (cell.folder / "hold").touch()
+    cell.start(1)
+    return cell
+
+
+@pytest.fixture
 def site(tmp_path: Path, slurm: Cluster) -> Iterator[Site]:
     # the round's deadline is far: a cell that is late in it would make the other one skip it
     recipe = {"exchange": {"late": {"deadline": "5 min"}}}
@@ -56,7 +68,7 @@ def site(tmp_path: Path, slurm: Cluster) -> Iterator[Site]:
         yield Site(machine, slurm, start(variables=slurm.env))
 
 
-def test_a_run_waits_in_the_queue_is_preempted_and_goes_on(site: Site) -> None:
+def test_a_run_waits_in_the_queue_is_preempted_and_goes_on(site: Site, limited: Cell) -> None:
     """Two sites, one of them a cell on two nodes of Slurm. No step is trained twice, and both cells end equal."""
     machine, slurm = site.machine, site.slurm
     blocker = slurm.occupy(600)
@@ -90,9 +102,21 @@ def test_a_run_waits_in_the_queue_is_preempted_and_goes_on(site: Site) -> None:
     )
     assert model_hashes(east) == model_hashes(west)
 
-    ended = machine.islandctl("stop", "queued")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert f"nothing of queued is left on this machine, west/{site.login.host}" in ended.stdout
+    stopped = machine.islandctl("stop", "queued")
+    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+    assert f"nothing of queued is left on this machine, west/{site.login.host}" in stopped.stdout
     assert machine.processes("queued") == {}
     removed = machine.islandctl("remove", "queued", "--checkpoints")
     assert removed.returncode == 0, removed.stderr
+
+    def interrupted() -> str:
+        told = json.loads((limited.folder / "slurm.json").read_text())
+        return str(told.get("interrupted", {}).get("why", ""))
+
+    limited.until(lambda _: interrupted() != "")
+    assert interrupted() == "time limit"
+    (limited.folder / "hold").unlink()
+    (through,) = limited.until(ended)
+    assert through.outcome == "finished"
+    begun = [int(line.split()[2]) for line in limited.log() if line.startswith("begins")]
+    assert begun[0] == 0 < begun[1]
