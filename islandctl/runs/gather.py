@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import queue
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
@@ -37,13 +38,16 @@ NODE_TIMEOUT_S = 20.0
 METRICS_TAIL_BYTES = 256 * 1024
 LOG_TAIL_BYTES = 8 * 1024
 LOG_TAIL_LINES = 12
+_HERE = threading.BoundedSemaphore(4)
+"""Questions to this very process at a time: more would only keep each other from the processor."""
 
 
 class Asked(Generic[R]):
     """One question that is asked again and again, in a thread of its own that never keeps the process alive."""
 
-    def __init__(self, ask: Callable[[], R]) -> None:
+    def __init__(self, ask: Callable[[], R], turn: threading.BoundedSemaphore | None = None) -> None:
         self._ask = ask
+        self._turn = turn or contextlib.nullcontext()
         self._answers: queue.Queue[R | IslandError | BaseException] = queue.Queue()
         self._busy = False
 
@@ -67,7 +71,9 @@ class Asked(Generic[R]):
 
     def _run(self) -> None:
         try:
-            self._answers.put(self._ask())
+            with self._turn:
+                answer = self._ask()
+            self._answers.put(answer)
         except BaseException as error:  # handed to the asker, who raises what is not ours
             self._answers.put(error)
 
@@ -260,11 +266,11 @@ class Watcher:
         return Asked(lambda: nodes.state(self._reach.beside(host), folder))
 
     def _ask_group(self, group: Group) -> Asked[list[NodeFacts]]:
-        return Asked(
-            lambda: [
-                self._look_at(node, state) for node, state in zip(group, states_of(group, self._reach), strict=True)
-            ]
-        )
+        def look() -> list[NodeFacts]:
+            states = states_of(group, self._reach)
+            return [self._look_at(node, state) for node, state in zip(group, states, strict=True)]
+
+        return Asked(look, None if group[0].host else _HERE)
 
     def _look_at(self, node: NodeRecord, state: SupervisorState) -> NodeFacts:
         host = self._reach.host(node.site, node.host)
