@@ -266,12 +266,11 @@ class Watcher:
         return Asked(lambda: nodes.state(self._reach.beside(host), folder))
 
     def _ask_group(self, group: Group) -> Asked[list[NodeFacts]]:
-        def ask() -> list[NodeFacts]:
-            return [
-                self._look_at(node, state) for node, state in zip(group, states_of(group, self._reach), strict=True)
-            ]
+        def look() -> list[NodeFacts]:
+            states = states_of(group, self._reach)
+            return [self._look_at(node, state) for node, state in zip(group, states, strict=True)]
 
-        return Asked(ask, None if any(node.host for node in group) else _HERE)
+        return Asked(look, None if group[0].host else _HERE)
 
     def _look_at(self, node: NodeRecord, state: SupervisorState) -> NodeFacts:
         host = self._reach.host(node.site, node.host)
