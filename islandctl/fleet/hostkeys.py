@@ -170,11 +170,14 @@ class HostKeys:
             if self._ask(f"{unknown}. Is this the fingerprint that your provider names? Accept and keep the key?"):
                 return
             unknown += ", which was not accepted"
-        user_s = next((file for file in hop.known_hosts if os.access(file, os.W_OK)), None)
+        # A file of the user's that is there; else our own, which is always read, whatever ssh's configuration names.
+        theirs = (file for file in hop.known_hosts if os.path.isfile(file) and os.access(file, os.W_OK))
+        file = next(theirs, str(self._own))
+        self._own.parent.mkdir(parents=True, exist_ok=True)
         raise HostKeyError(
             unknown,
             hint="compare the fingerprint with your provider's; then: "
-            f"echo {quote(line)} >> {quote(user_s) if user_s else '~/.ssh/known_hosts'} "
+            f"echo {quote(line)} >> {quote(file)} "
             f"(or connect once by hand: ssh {hop.by_hand}; or set ssh.host_keys: accept-new in the site profile)",
         )
 

@@ -38,6 +38,20 @@ def test_an_unknown_key_stops_where_nobody_is_asked(sshd: Start, policy: str) ->
     assert hello(reach(server, host_keys=policy)) == b"hello\n"
 
 
+@pytest.mark.parametrize("named", ["none-yet", "/dev/null"])
+def test_the_command_accepts_a_key_also_where_ssh_names_no_file_that_is_there(
+    sshd: Start, tmp_path: Path, named: str
+) -> None:
+    server = sshd()
+    server.known_hosts.unlink()
+    config = tmp_path / "config"
+    config.write_text(f"Host *\n  UserKnownHostsFile {tmp_path / named}\n  GlobalKnownHostsFile none\n")
+    error = refused(HostKeyError, server, host_keys="strict", config=str(config), known_hosts=None)
+    command = error.hint.partition("; then: ")[2].partition(" (or ")[0]
+    subprocess.run(command, shell=True, check=True)
+    assert hello(reach(server, host_keys="strict", config=str(config), known_hosts=None)) == b"hello\n"
+
+
 def test_first_contact_asks_with_the_fingerprint(sshd: Start) -> None:
     server = sshd()
     server.known_hosts.write_text("")
