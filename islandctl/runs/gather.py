@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 from pydantic import ValidationError
 
 from islandctl.config.paths import CellFolder, RunFolder, log_pieces
-from islandctl.errors import IslandError, UnreachableError
+from islandctl.errors import HostKeyError, IslandError, UnreachableError
 from islandctl.fleet import node as nodes
 from islandctl.fleet import supervisor
 from islandctl.fleet.host import Host
@@ -26,7 +26,7 @@ from islandctl.relay.messages import Heartbeat, RelayStatus
 from islandctl.runs.cells import told_by_relay
 from islandctl.runs.files import has_open, holder, only_one
 from islandctl.runs.metrics import heartbeat_from, newest_time
-from islandctl.runs.reach import Reach, Say
+from islandctl.runs.reach import Reach, Say, worded
 from islandctl.runs.record import FAILED, FINISHED, NodeRecord, RunRecord, change, load
 from islandctl.runs.status import Facts, NodeFacts, Outcome, RunStatus
 from islandctl.runs.watch import combine
@@ -187,7 +187,8 @@ class Watcher:
             return answer
         if label not in self._silent:
             self._silent.add(label)
-            self._say(f"{label}: no answer; reconnecting")
+            refused = isinstance(answer, HostKeyError)
+            self._say(worded(answer) if refused else f"{label}: no answer; reconnecting")
         trouble = _trouble(answer, label, self._deadline_s)
         return [NodeFacts(cell=node.cell, node=node.index, trouble=trouble) for node in group]
 
@@ -310,4 +311,4 @@ def read_outcome(host: Host, path: str) -> Outcome | None:
 
 
 def _trouble(answer: object, who: str, deadline_s: float) -> str:
-    return answer.message if isinstance(answer, IslandError) else f"{who}: no answer within {deadline_s:g} s"
+    return worded(answer) if isinstance(answer, IslandError) else f"{who}: no answer within {deadline_s:g} s"

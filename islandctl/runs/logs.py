@@ -12,7 +12,7 @@ from islandctl.fleet import node as nodes
 from islandctl.fleet.host import Host
 from islandctl.planner.plan import Plan
 from islandctl.runs.merge import Line, Tail, last, merge
-from islandctl.runs.reach import Reach, Say, each, told
+from islandctl.runs.reach import Reach, Say, each, told, worded
 from islandctl.runs.record import NodeRecord, RunRecord
 
 BLOCK_BYTES = 4 << 20
@@ -97,7 +97,7 @@ class LogReader:
             if verdict.error is not None:
                 if label not in self._lost:
                     self._say(f"{told(label, verdict.error)}; reconnecting, no line will be lost")
-                self._lost[label] = verdict.error.message
+                self._lost[label] = worded(verdict.error)
                 continue
             if self._lost.pop(label, None):
                 self._say(f"{label}: connected again")

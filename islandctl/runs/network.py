@@ -94,7 +94,7 @@ def start_tunnels(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> RunR
 
     def begin(pair: tuple[NodeRecord, TunnelRecord]) -> None:
         _start_tunnel(record, reach, pair[1])
-        say(f"{pair[0].label}: reaches the relay through a tunnel")
+        say(f"{pair[0].label}: goes to the relay through a tunnel")
 
     pairs = [(node, one) for node, (_, one) in zip(behind.values(), ways, strict=True)]
     demand(each(pairs, begin), "opening the tunnels")

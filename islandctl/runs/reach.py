@@ -141,9 +141,14 @@ class Reach:
             return self._made
 
 
+def worded(error: IslandError) -> str:
+    """An error's message; of a host key's, which no waiting mends, the remedy as well."""
+    return f"{error.message}; {error.hint}" if isinstance(error, HostKeyError) else error.message
+
+
 def told(place: str, error: IslandError | None) -> str:
     """An error's message, with the place in front where it does not name it itself."""
-    message = error.message if error else "no answer"
+    message = worded(error) if error else "no answer"
     return message if message.startswith(place) else f"{place}: {message}"
 
 

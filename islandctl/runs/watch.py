@@ -15,6 +15,7 @@ from islandctl.runs.cells import cell_view, spoke
 from islandctl.runs.record import FINISHED, CellRecord, RunRecord
 from islandctl.runs.status import CellView, Culprit, Facts, RelayView, RunState, RunStatus
 
+_ASK_AGAIN = "mend what is named there (network, login, host key), then ask again"
 _TRAINING = ("training", "waiting", "evaluating", "checkpointing")
 _HINTS = {
     MEMORY: "the node's memory does not hold it: fewer ranks on it, or a smaller data.limit_bytes; see islandctl plan"
@@ -175,7 +176,7 @@ def _launching(record: RunRecord, facts: Facts, cells: Sequence[CellView]) -> tu
         mend = f"{clear} ends them; islandctl resume {record.run} then goes on"
         return "degraded", f"{gone}; workers run all the same", mend
     if silent := next((node.label for node in nodes if node.state == "unreachable"), ""):
-        return "unknown", f"{gone}; what runs on {silent} is not known", "check the network, then ask again"
+        return "unknown", f"{gone}; what runs on {silent} is not known", _ASK_AGAIN
     if record.attempt > 1:
         return "failed", gone, f"islandctl resume {record.run} begins it again"
     free = f"islandctl remove {record.run} frees the name"
@@ -211,7 +212,7 @@ def _ended(record: RunRecord, facts: Facts, cells: Sequence[CellView]) -> tuple[
 def _troubled(record: RunRecord, facts: Facts, cells: Sequence[CellView]) -> tuple[RunState, str, str] | None:
     """Something is amiss though not everything has ended; None: nothing is."""
     if all(cell.state == "unreachable" for cell in cells):
-        return "unknown", "no node answers and no heartbeat is known", "check the network, then ask again"
+        return "unknown", "no node answers and no heartbeat is known", _ASK_AGAIN
     stopping = record.phase == "stopping"
     if stopping and not facts.at_work:
         return "degraded", "its stop did not come to its end", f"islandctl stop {record.run}"

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from islandctl.config.paths import RunFolder
+from islandctl.errors import HostKeyError
+from islandctl.fleet.host import Host
 from islandctl.fleet.node import Remains
 from islandctl.planner.plan import Plan
+from islandctl.runs import gather
+from islandctl.runs.reach import Reach
 from islandctl.runs.record import CellRecord, KeptRecord, RunRecord, TunnelRecord
 from islandctl.runs.search import (
     HERE,
@@ -22,6 +26,7 @@ from islandctl.runs.search import (
     everywhere,
     mark_in_files,
     places,
+    search,
 )
 
 from . import builders as make
@@ -61,6 +66,18 @@ def test_a_host_on_which_nothing_was_started_is_not_asked() -> None:
     assert places(far_record(reached=False), plan) == [("", "")]
     assert places(far_record(reached=False, relay_host="hub"), plan) == [("", ""), ("", "hub")]
     assert places(far_record(reached=True), plan) == [("", ""), ("east", "east-1"), ("west", "west-1")]
+
+
+def test_a_changed_host_key_comes_with_its_remedy_wherever_a_host_is_asked() -> None:
+    changed = HostKeyError("east/east-1: the host key has changed", hint="ssh-keygen -R east-1")
+
+    class Refused:
+        def at(self, site: str, host: str) -> Host:
+            raise changed
+
+    found = search("demo", "demo.0", [("east", "east-1")], cast(Reach, Refused()), end=False)
+    assert found.unknown == ("east/east-1: the host key has changed; ssh-keygen -R east-1",)
+    assert gather._trouble(changed, "east", 1.0) == found.unknown[0]
 
 
 def test_ports_of_relay_and_tunnels_are_known_where_they_were_listened_on() -> None:

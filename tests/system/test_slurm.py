@@ -74,7 +74,7 @@ def test_a_run_waits_in_the_queue_is_preempted_and_goes_on(site: Site, limited: 
     blocker = slurm.occupy(600)
     started = machine.launch(STEPS, "queued", "--detach")
     assert started.returncode == 0, started.stderr
-    assert "reaches the relay through a tunnel" in started.stderr
+    assert "goes to the relay through a tunnel" in started.stderr
     waits = machine.until("queued", lambda seen: "Resources" in seen["cells"][1]["detail"])
     assert waits["cells"][1]["state"] == "pending"
     assert "job " in waits["cells"][1]["detail"]

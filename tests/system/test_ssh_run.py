@@ -84,7 +84,7 @@ def test_a_run_over_ssh(far: Far) -> None:
     secret = machine.env["FAR_API_KEY"] = "not-to-be-seen-anywhere"
     started = machine.launch(5000, "far", "--detach")
     assert started.returncode == 0, started.stderr
-    assert "east/isle-east-1: reaches the relay through a tunnel" in started.stderr
+    assert "east/isle-east-1: goes to the relay through a tunnel" in started.stderr
     machine.until("far", lambda seen: min(steps_of(seen)) >= 5)
     assert all("ISLANDCTL" not in line for line in machine.processes("far").values())
 
