@@ -57,6 +57,16 @@ class Scheduler(Protocol):
     as_one: bool
     """Are a cell's nodes handled together? Their files are then seen from one host, and they live and end as one."""
 
+    def present(self, host: Host) -> str:
+        """See that it is there at all, before anything is prepared. Gives its version; empty: plain hosts.
+
+        Args:
+            host: of the site.
+
+        Raises:
+            PreflightError: its commands are not there.
+        """
+
     def address(self, seat: Seat) -> str:
         """A node's address, by which its peers reach it; empty: the nodes find that out when they run."""
 
@@ -96,6 +106,10 @@ class PlainHosts:
     """Machines that are reached themselves: supervisors are begun over the link, and outlive it."""
 
     as_one = False
+
+    def present(self, host: Host) -> str:
+        """Nothing is needed but the host."""
+        return ""
 
     def address(self, seat: Seat) -> str:
         """The host's own: a name would be looked up by each of its peers. See ``Scheduler``."""

@@ -58,6 +58,35 @@ class SlurmJobs:
 
     as_one = True
 
+    def present(self, host: Host) -> str:
+        """See ``Scheduler``. Slurm's controller is not asked."""
+        needed = ("sbatch", "squeue", "scontrol", "scancel")
+        for told in (answers := self._commands(host, *([name, "--version"] for name in needed))):
+            if told["code"] != 0:
+                raise PreflightError(
+                    f"{host.label}: Slurm's commands are not there: {_words(told['err'])}",
+                    hint="environment.setup in the profile can put them on the PATH (module load slurm); on a site "
+                    "without Slurm set scheduler: ssh",
+                )
+        return str(answers[0]["out"]).strip()
+
+    def try_out(self, host: Host, num_nodes: int, ranks_per_node: int) -> str:
+        """Have Slurm look at what the job of a cell would ask for; nothing is submitted. Gives its words.
+
+        Raises:
+            PreflightError: it would refuse the job.
+            UnreachableError: it does not answer.
+        """
+        asked = sbatch_options(self._site, num_nodes, ranks_per_node)
+        (told,) = self._commands(host, ["sbatch", "--test-only", *asked, "--wrap=true"])
+        if told["code"] is None or "contact slurm controller" in told["err"].lower():
+            raise UnreachableError(
+                f"{host.label}: Slurm does not answer: {_words(told['err'])}", hint="ask again when it does"
+            )
+        if told["code"] != 0:
+            raise _refused(host, asked, told["err"])
+        return _words(told["err"]).replace("sbatch: ", "")
+
     def __init__(self, site: SiteProfile) -> None:
         self._site = site
         self._setup = list(site.environment.setup)
@@ -110,10 +139,7 @@ class SlurmJobs:
         if "error" in answer:
             if answer.get("unknown"):
                 raise _silent(host, answer["error"])
-            raise PreflightError(
-                f"{host.label}: sbatch {shlex.join(asked)}: {_words(answer['error'])}",
-                hint="correct the section slurm of the site profile; sinfo and sacctmgr there show what there is",
-            )
+            raise _refused(host, asked, answer["error"])
         return f"{host.label}: Slurm has its job {answer['job']}, which begins when there are nodes for it"
 
     def _script(self, cell: str, token: str, mark: str, seat: Seat) -> str:
@@ -251,6 +277,13 @@ def _cell(seats: Sequence[Seat]) -> str:
 def _name(seats: Sequence[Seat]) -> str:
     """The job's name: ``<mark>.<cell>``, as the cell's folder ends in ``<mark>/<cell>``."""
     return ".".join(PurePosixPath(seats[0].folder).parts[-3:-1])
+
+
+def _refused(host: Host, asked: Sequence[str], said: str) -> PreflightError:
+    return PreflightError(
+        f"{host.label}: sbatch {shlex.join(asked)}: {_words(said)}",
+        hint="correct the section slurm of the site profile; sinfo and sacctmgr there show what there is",
+    )
 
 
 def _silent(host: Host, said: str) -> UnreachableError:

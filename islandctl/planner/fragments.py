@@ -71,9 +71,9 @@ class FragmentSize(Model):
 def fragment_sizes(model: ModelRecipe, exchange: Exchange) -> tuple[FragmentSize, ...]:
     """Every fragment's size, by the worker's own rule.
 
-    Raises ``ValueError`` when there are more fragments than blocks.
+    Raises ``ValueError`` when there are more fragments than blocks, unless nothing is exchanged.
     """
-    num = exchange.fragments
+    num = exchange.fragments if exchange.mode != "none" else min(exchange.fragments, model.layers)
     if num > model.layers:
         raise ValueError(f"{num} fragments are more than the model's {model.layers} layers")
     parts = [(one, _is_small(one, exchange)) for one in named_parameters(model)]

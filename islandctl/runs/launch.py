@@ -30,7 +30,7 @@ from islandctl.runs import record as records
 from islandctl.runs import secrets
 from islandctl.runs.files import only_one
 from islandctl.runs.network import await_tunnels, start_relay, start_tunnels
-from islandctl.runs.reach import Reach, Say, Verdict, demand
+from islandctl.runs.reach import Reach, Say, Verdict, demand, each
 from islandctl.runs.record import CellRecord, NodeRecord, RunRecord
 from islandctl.runs.relay import make_secrets
 from islandctl.runs.stop import end_everything
@@ -101,6 +101,8 @@ def _prepare(record: RunRecord, plan: Plan, reach: Reach, say: Say, progress: Pr
     optimizer = plan.recipe.training.optimizer
     script = script_bundle(plan)
     began = time.monotonic()
+    queued = [place for place in places if plan.site(place[0]).scheduler == "slurm"]
+    demand(each(queued, lambda one: reach.scheduler(*one).present(reach.host(*one))), "asking for Slurm")
     verdicts = prepare_all(
         [Place(plan.site(site), partial(reach.host, site, host)) for site, host in places],
         [make_bundle(), *([script] if script else [])],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from islandctl.errors import PreflightError, RunError, UnreachableError
+from islandctl.fleet.checks.base import Node, Verdict
+from islandctl.fleet.checks.slurm import SlurmJob
 from islandctl.fleet.scheduler import Seat, scheduler_of
 from tests.slurm import Cluster, cluster
 from tests.slurm_cell import CODE, Cell, ended, pending, running
@@ -106,6 +109,13 @@ def test_a_life_in_the_queue(tmp_path: Path, slurm: Cluster) -> None:
     assert "/nowhere/python" in failed.reason
 
 
+def doctor_asks(cell: Cell) -> Verdict:
+    site = cell.scheduler._site  # type: ignore[attr-defined]
+    verdict = SlurmJob().look(Node(site=site, name="login", ranks=1, open=lambda: cell.host))
+    assert isinstance(verdict, Verdict)
+    return verdict
+
+
 def test_what_slurm_refuses_and_when_it_is_silent(tmp_path: Path, slurm: Cluster) -> None:
     nowhere = Cell(tmp_path, slurm, "nowhere", qos="gold", extra=["--partition=nowhere"])
     with pytest.raises(PreflightError, match=r"west/login: sbatch .*--partition=nowhere.*: .*invalid partition"):
@@ -118,6 +128,13 @@ def test_what_slurm_refuses_and_when_it_is_silent(tmp_path: Path, slurm: Cluster
         update={"environment": silent.scheduler._site.environment.model_copy(update={"setup": ("PATH=/nowhere",)})}  # type: ignore[attr-defined]
     )
     deaf = scheduler_of(profile)
+    with pytest.raises(PreflightError, match=r"Slurm's commands are not there: .*sbatch: not found"):
+        deaf.present(silent.host)
+    with pytest.raises(PreflightError, match="invalid partition"):
+        doctor_asks(nowhere)
+    fine = doctor_asks(silent)
+    assert fine.level == "ok"
+    assert re.fullmatch(r"slurm\S* \d+\.\S+: Job \d+ to start at .*", fine.text)
     with pytest.raises(UnreachableError, match="squeue: not found"):
         deaf.start(silent.seats, silent.jobs(1))
     silent.start(1)

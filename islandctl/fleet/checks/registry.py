@@ -15,6 +15,7 @@ from islandctl.fleet.checks.gpus import Ecc, GpuCount, GpuFree, Mig, RowRemap
 from islandctl.fleet.checks.links import FabricManager, InfiniBand, NvLink, Pcie, Xid
 from islandctl.fleet.checks.load import Dcgm, GpuHeat, MatrixRate, NodeCollective
 from islandctl.fleet.checks.meeting import CellCollective, Interfaces, Names, Rendezvous
+from islandctl.fleet.checks.slurm import SlurmJob
 from islandctl.fleet.checks.software import Agreement, SiteRate, Software
 from islandctl.fleet.checks.system import Clock, Leftovers, Limits, Login, Memory
 from islandctl.fleet.checks.wan import RelayReach, WanRate
@@ -23,6 +24,7 @@ GROUP = "islandctl.checks"
 BUILT_IN: tuple[type[Check], ...] = (
     Login,
     Forwarding,
+    SlurmJob,
     Clock,
     Memory,
     Limits,
