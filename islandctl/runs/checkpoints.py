@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from islandctl.config.model import Model
 from islandctl.config.paths import CellFolder
-from islandctl.errors import UnreachableError
+from islandctl.errors import HostKeyError, UnreachableError
 from islandctl.fleet import node as nodes
 from islandctl.ledger.entries import ENTRY, Entry
 from islandctl.ledger.joint import JointCheckpoint, Unjoined, joint_checkpoints, unjoined
@@ -98,7 +98,7 @@ def verify(record: RunRecord, reach: Reach, joint: JointCheckpoint) -> list[str]
     """Check a joint checkpoint on all its nodes, every byte of it. Gives what is wrong; empty: it is whole.
 
     Raises:
-        UnreachableError: a node cannot be asked, so nothing can be said.
+        UnreachableError, HostKeyError: a node cannot be asked, so nothing can be said.
     """
 
     def check(cell: CellRecord) -> list[str]:
@@ -110,7 +110,7 @@ def verify(record: RunRecord, reach: Reach, joint: JointCheckpoint) -> list[str]
 
     faults: list[str] = []
     for verdict in each(record.cells, check):
-        if isinstance(verdict.error, UnreachableError):
+        if isinstance(verdict.error, UnreachableError | HostKeyError):
             raise verdict.error
         faults += [told(verdict.item.name, verdict.error)] if verdict.error else verdict.value or []
     return faults

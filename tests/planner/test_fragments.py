@@ -62,6 +62,11 @@ def test_more_fragments_than_layers() -> None:
         fragment_sizes(MODEL, Exchange(fragments=6))
 
 
+def test_one_cell_alone_may_have_fewer_layers_than_the_usual_fragments() -> None:
+    thin = MODEL.model_copy(update={"layers": 2})
+    assert len(fragment_sizes(thin, Exchange(mode="none"))) == 2
+
+
 def test_the_case_study_needs_ten_seconds_a_window(shipped: Callable[..., Any]) -> None:
     recipe, _ = shipped("case-study-32b")
     total = sum(size.encoded_bytes for size in fragment_sizes(recipe.value.decoder, recipe.value.exchange))

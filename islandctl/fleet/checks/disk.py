@@ -85,7 +85,9 @@ class DiskRate(NodeCheck):
 def judge_rate(told: dict[str, Any]) -> Verdict:
     """One node's share; whether it is enough, the site's nodes tell together."""
     if "error" in told:
-        return fail(f"cannot write: {told['error']}")
+        return fail(
+            f"cannot write: {told['error']}", hint="free some space, or set work_dir in the profile to another disk"
+        )
     write, read = told["bytes"] / told["write_s"], told["bytes"] / max(told["read_s"], 1e-6)
     text = (
         f"write {bytes_text(write)}/s, read {bytes_text(read)}/s{' (from memory)' if told['cached'] else ''}, "

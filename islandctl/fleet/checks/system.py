@@ -141,7 +141,7 @@ class Leftovers(NodeCheck):
 
     name, tier, title = "leftovers", "quick", "no process of another run of islandctl"
     threshold, source = "none", "two runs on one node share its accelerators and its memory"
-    remedy = "islandctl runs lists them; islandctl stop RUN ends one"
+    remedy = "islandctl runs lists them where they were launched; islandctl stop RUN ends one"
 
     def look(self, node: Node) -> Verdicts:
         """See ``NodeCheck``."""
@@ -155,4 +155,4 @@ def judge_leftovers(runs: dict[str, list[int]]) -> Verdict:
     told = [f"{mark.rpartition('.')[0] or mark} (pid {listed(pids, 3)})" for mark, pids in sorted(runs.items())]
     first = next(iter(sorted(runs))).rpartition(".")[0]
     text = f"of {listed(told, 3)}"
-    return warn(text, value=len(runs), unit="runs", hint=f"islandctl stop {first}, if it is not wanted")
+    return warn(text, value=len(runs), unit="runs", hint=f"islandctl stop {first} where it was launched, if it is not wanted")

@@ -11,8 +11,10 @@ import os
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
+from islandctl.config.exchange import Exchange
 from islandctl.config.load import Loaded
 from islandctl.config.paths import RunFolder, known_hosts
 from islandctl.config.recipe import Recipe
@@ -70,7 +72,7 @@ def examine(
     Raises:
         ConfigError: recipe and sites contradict one another.
     """
-    plan, began = make_plan(recipe, sites), time.monotonic()
+    plan, began = make_plan(for_one(recipe, sites), sites), time.monotonic()
     record = records.create(plan, f"doctor-{secrets.token_hex(4)}", launcher_pid=os.getpid())
     folder = RunFolder.of(record.run)
     with only_one(folder.root / "lock", "islandctl doctor"), Reach(plan, record.run, say, ask) as reach:
@@ -89,6 +91,15 @@ def examine(
         measured=here.measured,
         seconds=round(time.monotonic() - began, 1),
     )
+
+
+def for_one(recipe: Loaded[Recipe], sites: Sequence[Loaded[SiteProfile]]) -> Loaded[Recipe]:
+    """The recipe; where only one site of several is to be examined, one that trains there without an exchange."""
+    exchange = recipe.value.exchange
+    if len(sites) != 1 or exchange.cells is not None or exchange.mode == "none":
+        return recipe
+    alone = recipe.value.model_copy(update={"exchange": Exchange(mode="none")})
+    return replace(recipe, value=alone)
 
 
 def _nodes(
