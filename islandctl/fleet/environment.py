@@ -283,8 +283,8 @@ def _judge(label: str, answer: dict[str, Any], made: Environment) -> None:
             f"{label}: pip install failed: {lines}",
             hint="add what is missing to the folder of environment.wheels"
             if made.wheels is not None
-            else "correct environment.packages or environment.pip_options in the site profile; where the site reaches no "
-            "package index: environment.offline",
+            else "correct environment.packages or environment.pip_options in the site profile; or "
+            "environment.offline, where the site reaches no package index",
         )
     if answer.get("error") == "check":
         told = answer["told"]

@@ -187,8 +187,8 @@ class Watcher:
             return answer
         if label not in self._silent:
             self._silent.add(label)
-            refused = isinstance(answer, HostKeyError)
-            self._say(worded(answer) if refused else f"{label}: no answer; reconnecting")
+            refused = worded(answer) if isinstance(answer, HostKeyError) else ""
+            self._say(refused or f"{label}: no answer; reconnecting")
         trouble = _trouble(answer, label, self._deadline_s)
         return [NodeFacts(cell=node.cell, node=node.index, trouble=trouble) for node in group]
 

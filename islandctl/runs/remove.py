@@ -103,8 +103,8 @@ def _check_ended(found: Found, mark: str, forget: bool) -> None:
     if found.unknown and not forget:
         raise UnreachableError(
             f"nothing proves that {found.run} has ended everywhere: {'; '.join(found.unknown)}",
-            hint=f"again when that is mended; or islandctl remove {found.run} --forget, and see there that no process "
-            f"has ISLANDCTL_RUN={mark} in its environment",
+            hint=f"again when that is mended; or islandctl remove {found.run} --forget, and see there that no "
+            f"process has ISLANDCTL_RUN={mark} in its environment",
         )
 
 

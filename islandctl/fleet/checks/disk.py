@@ -128,7 +128,7 @@ def judge_storage(
         if not any(one["cached"] for one in rates):
             measured["read"] = sum(one["bytes"] / max(one["read_s"], 1e-6) for one in rates)
     if not measured:
-        return skipped("not all nodes have told")
+        return skipped("not all nodes have told (disk-space and disk-rate ask them)")
     parts, less = [], False
     for key, found in measured.items():
         unit = "" if key == "free" else "/s"

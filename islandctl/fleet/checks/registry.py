@@ -93,7 +93,7 @@ def pick(checks: Sequence[Check], tier: Tier, only: Sequence[str], skip: Sequenc
     names = [check.name for check in checks]
     for name in (*only, *skip):
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
+            near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
             hint = f"nearest: {', '.join(near)}" if near else ""
             raise UsageError(f"there is no check called {name}", hint=hint or "islandctl doctor --list shows them")
     upto = TIERS[: TIERS.index(tier) + 1]

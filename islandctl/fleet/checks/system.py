@@ -155,4 +155,6 @@ def judge_leftovers(runs: dict[str, list[int]]) -> Verdict:
     told = [f"{mark.rpartition('.')[0] or mark} (pid {listed(pids, 3)})" for mark, pids in sorted(runs.items())]
     first = next(iter(sorted(runs))).rpartition(".")[0]
     text = f"of {listed(told, 3)}"
-    return warn(text, value=len(runs), unit="runs", hint=f"islandctl stop {first} where it was launched, if it is not wanted")
+    return warn(
+        text, value=len(runs), unit="runs", hint=f"islandctl stop {first} where it was launched, if it is not wanted"
+    )
