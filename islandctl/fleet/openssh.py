@@ -100,7 +100,8 @@ def _chain(address: Address, ssh: Ssh, identity: str | None, seen: tuple[str, ..
 
 def _jump(text: str) -> Address:
     """One entry of ProxyJump: ``[user@]host[:port]`` or an ``ssh://`` URI."""
-    return parse_address(text.strip().removeprefix("ssh://").rstrip("/"))
+    text = text.strip().removeprefix("ssh://").rstrip("/")
+    return parse_address(re.sub(r"\[([^:\]]*)\]", r"\1", text))  # ssh -G puts brackets around IPv4 addresses, too
 
 
 def _ask(address: Address, ssh: Ssh, identity: str | None) -> tuple[Hop, str]:

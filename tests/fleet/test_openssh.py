@@ -162,6 +162,22 @@ def test_each_jump_is_resolved_with_its_own_jumps(tmp_path: Path) -> None:
     assert [hop.endpoint for hop in ways(text, tmp_path)] == endpoints
 
 
+def test_jumps_that_are_addresses(tmp_path: Path) -> None:
+    """``ssh -G`` writes ``[10.0.0.1]:2222`` for ``ProxyJump 10.0.0.1:2222``."""
+    jumps = {
+        "10.0.0.1": ("10.0.0.1", 22),
+        "me@10.0.0.1:2222": ("10.0.0.1", 2222),
+        "[gate.example.com]:2222": ("gate.example.com", 2222),
+        "[::1]:2222": ("::1", 2222),
+        "me@10.0.0.9,me@10.0.0.1:2222": ("10.0.0.1", 2222),
+    }
+    config = tmp_path / "config"
+    for written, (host, port) in jumps.items():
+        config.write_text(f"Host node\n  ProxyJump {written}\n")
+        *_, jump, node = resolve("node", Ssh(config=str(config)))
+        assert (jump.host, jump.port, node.alias) == (host, port, "node"), written
+
+
 def test_what_is_for_the_host_is_not_for_its_jumps(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("")
     text = "Host node\n  ProxyJump gate\nHost gate\n  User porter\n  IdentityFile ~/.ssh/gate\nHost *\n  User me\n"
