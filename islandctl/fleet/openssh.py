@@ -211,8 +211,14 @@ def _agent(values: dict[str, list[str]], path: Callable[[str], str]) -> str | No
 
 
 def _file_names(line: str) -> list[str]:
-    """``ssh -G`` separates files by spaces and does not quote them: the line may also be one name with spaces."""
-    return [line] if os.path.isfile(line) else [name for name in line.split() if name.lower() != "none"]
+    """``ssh -G`` separates files by spaces and does not quote them: what is a file together is one name."""
+    names, words = [], line.split(" ")
+    while words:
+        lengths = (num for num in range(len(words), 1, -1) if os.path.isfile(" ".join(words[:num])))
+        taken = next(lengths, 1)
+        names.append(" ".join(words[:taken]))
+        words = words[taken:]
+    return [name for name in names if name and name.lower() != "none"]
 
 
 def _home() -> str:

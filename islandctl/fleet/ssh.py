@@ -319,5 +319,5 @@ def _no_agreement(label: str, hop: Hop, error: Exception, silent: bool, complain
     if said := complaint():
         if _LIMIT_SAID.search(said):
             return TurnedAway(said)
-        return UnreachableError(f"{label}: {place}{said}", hint=f"check: ssh -v {hop.by_hand}")
+        return UnreachableError(f"{label}: {place} was not reached{said}", hint=f"check: ssh -v {hop.by_hand}")
     return TurnedAway(text)

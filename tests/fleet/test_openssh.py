@@ -201,3 +201,12 @@ def test_names_of_files_are_filled_in(tmp_path: Path, monkeypatch: pytest.Monkey
     assert hop.proxy_command == "via real.example 22 u node"
     (hop,) = ways("IdentityAgent none\nProxyCommand none\n", tmp_path)
     assert (hop.agent, hop.proxy_command) == (None, None)
+
+
+def test_several_known_hosts_files_with_spaces_in_their_names(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("known hosts", "other", "of the lab")]
+    for file in files:
+        file.write_text("")
+    quoted = " ".join(f'"{file}"' for file in files)
+    (hop,) = ways(f"UserKnownHostsFile {quoted}\nGlobalKnownHostsFile none\n", tmp_path)
+    assert hop.known_hosts == tuple(map(str, files))
