@@ -54,15 +54,17 @@ def test_the_page_keeps_its_words_around_the_table(cache: Cache, tmp_path: Path)
     page = tmp_path / "equal_compute.md"
     page.write_text("Before.\n<!-- table -->\nold\n<!-- /table -->\nAfter.\n")
     for _ in range(2):
-        write((BASE, CELLS), cache, tmp_path)
+        write((BASE, CELLS, Arm("later", "a later one", Run(steps=7), "base")), cache, tmp_path)
     text = page.read_text()
     assert text.startswith("Before.\n<!-- table -->\n| arm")
     assert text.endswith("<!-- /table -->\nAfter.\n")
     assert "old" not in text
     assert "| two cells | 2.0000 ± 1.0000 | base | 0.7500 ± 0.2500 | 0.1 |" in text
+    assert "| a later one | not trained yet | base | | | | `later` |" in text
     figures = json.loads((tmp_path / "equal_compute.json").read_text())
     assert figures["arms"]["cells"]["ratio"] == {"mean": 0.75, "standard_error": 0.25, "seeds": 2}
     assert figures["two_site_ratio"] is None
+    assert figures["not_trained_yet"] == ["later"]
     assert (tmp_path / "equal_compute.png").read_bytes()[:4] == b"\x89PNG"
 
 
@@ -117,7 +119,7 @@ def test_mistakes_are_told(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_sweep_ends_where_it_gets_worse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_goes_downhill_from_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[float, int]] = []
 
     def result(run: Run, tell: object) -> dict[str, float]:
@@ -128,5 +130,7 @@ def test_a_sweep_ends_where_it_gets_worse(tmp_path: Path, monkeypatch: pytest.Mo
 
     cache = Cache(tmp_path)
     monkeypatch.setattr(cache, "result", result)
-    command.fill(Arm("one", "", Run(), rates=(0.4, 0.1, 0.2, 0.3), seeds=(1, 2)), cache)
-    assert asked == [(0.1, 1), (0.2, 1), (0.3, 1), (0.2, 1), (0.2, 2)]
+    command.fill(Arm("one", "", Run(), rates=(0.5, 0.1, 0.2, 0.3, 0.4), seeds=(1, 2)), cache)
+    assert asked == [(0.3, 1), (0.4, 1), (0.2, 1), (0.1, 1), (0.2, 1), (0.2, 2)]
+    assert command.climb([1.0, 2.0, 3.0], lambda rate: -rate) == 3.0
+    assert command.climb([0.1], lambda rate: 1.0) == 0.1

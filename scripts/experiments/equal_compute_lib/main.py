@@ -6,14 +6,13 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from islandctl.errors import IslandError
 from scripts.experiments.equal_compute_lib.arms import ARMS, Arm, other
 from scripts.experiments.equal_compute_lib.cache import Cache
-from scripts.experiments.equal_compute_lib.report import row_of
 from scripts.experiments.equal_compute_lib.settings import Run
 from scripts.experiments.equal_compute_lib.table import write
 
@@ -68,17 +67,22 @@ def _run(options: argparse.Namespace, cache: Cache) -> int:
 
 
 def fill(arm: Arm, cache: Cache) -> None:
-    """Rates from the lowest with the first seed, until one is worse than the one before; the best with all seeds."""
-    best = math.inf
-    for rate in sorted(arm.rates):
-        found = _one(arm, next(arm.runs(rate)), cache)
-        if found > best:
-            break
-        best = found
-    row = row_of(arm, cache)
-    if row is not None:
-        for run in arm.runs(row.rate):
-            _one(arm, run, cache)
+    """The best rate by the first seed, then that rate with all seeds."""
+    first = {rate: run for rate in arm.rates for run in list(arm.runs(rate))[:1]}
+    best = climb(arm.rates, lambda rate: _one(arm, first[rate], cache))
+    for run in arm.runs(best):
+        _one(arm, run, cache)
+
+
+def climb(rates: Sequence[float], cost: Callable[[float], float]) -> float:
+    """The rate of the least cost: from the middle of the grid downhill, until the next is worse on both sides."""
+    grid = sorted(rates)
+    place = len(grid) // 2
+    best = cost(grid[place])
+    for way in (1, -1):
+        while 0 <= place + way < len(grid) and (found := cost(grid[place + way])) < best:
+            place, best = place + way, found
+    return grid[place]
 
 
 def _one(arm: Arm, run: Run, cache: Cache) -> float:

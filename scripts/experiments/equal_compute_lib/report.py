@@ -37,6 +37,8 @@ class Row:
     results: dict[int, dict[str, Any]]
     """By seed."""
     by_rate: dict[float, Figure]
+    cpu_s: float
+    """Of all its runs, the sweep included."""
 
     @property
     def bits_per_byte(self) -> Figure:
@@ -75,4 +77,5 @@ def row_of(arm: Arm, cache: Cache) -> Row | None:
         return None
     best = min(found, key=lambda rate: found[rate][arm.seeds[0]]["bits_per_byte"])
     by_rate = {rate: figure([one["bits_per_byte"] for one in kept.values()]) for rate, kept in found.items()}
-    return Row(arm, best, found[best], by_rate)
+    cpu_s = sum(float(one.get("cpu_s", 0.0)) for kept in found.values() for one in kept.values())
+    return Row(arm, best, found[best], by_rate, cpu_s)
