@@ -101,6 +101,10 @@ def test_the_command_tries_settings(tmp_path: Path, capsys: pytest.CaptureFixtur
     told = json.loads(capsys.readouterr().out)
     assert told["settings"]["inner"] == {"kind": "shampoo"}
     assert len(list(tmp_path.rglob("*.json"))) == 1
+    assert command.main(["--results", str(tmp_path), "kept"]) == 0
+    figure, *settings = capsys.readouterr().out.split()
+    assert figure == f"{told['result']['bits_per_byte']:.4f}"
+    assert command.parse(settings).told() == told["settings"]
 
 
 @pytest.mark.parametrize(

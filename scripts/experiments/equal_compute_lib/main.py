@@ -6,7 +6,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="equal_compute", description=__doc__)
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of tables and kept runs (docs/results)")
-    commands = parser.add_subparsers(required=True, metavar="run | try | table | list")
+    commands = parser.add_subparsers(required=True, metavar="run | try | table | list | kept")
 
     run = commands.add_parser("run", help="train what is missing of some arms, or of all, then write the table")
     run.add_argument("arms", nargs="*", metavar="ARM", help="names as `list` gives them; none: all")
@@ -48,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
 
     commands.add_parser("table", help="write the table from what is kept").set_defaults(what=_table)
     commands.add_parser("list", help="list the arms").set_defaults(what=_list)
+    commands.add_parser("kept", help="list every kept run, the best first").set_defaults(what=_kept)
     return parser
 
 
@@ -114,6 +115,21 @@ def _list(options: argparse.Namespace, cache: Cache) -> int:
     for arm in ARMS:
         print(f"{arm.name:28} {arm.title}")
     return 0
+
+
+def _kept(options: argparse.Namespace, cache: Cache) -> int:
+    for run, result in sorted(cache, key=lambda one: float(one[1]["bits_per_byte"])):
+        print(f"{result['bits_per_byte']:.4f}  {' '.join(words(run.told()))}")
+    return 0
+
+
+def words(tree: Mapping[str, Any], place: str = "") -> Iterator[str]:
+    """Settings as ``try`` takes them."""
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from words(value, f"{place}{key}.")
+        else:
+            yield f"{place}{key}={value if isinstance(value, str) else json.dumps(value, separators=(',', ':'))}"
 
 
 def parse(settings: Sequence[str]) -> Run:
