@@ -195,7 +195,7 @@ class Sshd:
                 stderr=log,
                 start_new_session=True,
             )
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
                 break
@@ -324,7 +324,7 @@ def shell(server: Sshd, command: str) -> subprocess.CompletedProcess[str]:
     """Run a command there with OpenSSH's own client."""
     options = [f"-oUserKnownHostsFile={server.known_hosts}", "-oBatchMode=yes", "-F/dev/null", f"-i{server.identity}"]
     argv = ["ssh", *options, f"-p{server.port}", f"{server.user}@{server.address}", command]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
 
 
 def quoted(words: Sequence[str]) -> str:

@@ -175,7 +175,7 @@ class Lines:
             new = [one for one in cell.bits_per_byte if before is None or one[0] > before]
             self._steps[cell.cell] = new[-1][0] if new else -1 if before is None else before
             for step, bits in new:
-                line = f"{cell.name}: step {step}/{status.steps}  {bits:.4f} bits per byte"
+                line = f"{cell.name}: step {step}/{cell.steps or status.steps}  {bits:.4f} bits per byte"
                 # rate and ETA are of now: what lies before the first look, or has a newer one behind it, is history
                 present = before is not None and step == new[-1][0]
                 if present and cell.tokens_per_s:

@@ -33,6 +33,7 @@ def launch(
       islandctl launch run.plan --run paper-1 --detach --yes
     """
     from islandctl.cli import output
+    from islandctl.cli.asking import questions
     from islandctl.cli.attend import attend
     from islandctl.runs.launch import check_plan, start
 
@@ -41,7 +42,8 @@ def launch(
         output.message(f"warning: {warning}")
     _confirm(plan, yes)
     try:
-        record = start(plan, run, output.message)
+        with questions(json) as ask:
+            record = start(plan, run, output.message, ask)
     except KeyboardInterrupt:
         output.message("interrupted before the workers ran; what was started is ended again")
         raise typer.Exit(130) from None

@@ -145,9 +145,11 @@ class StatusView:
 
         status = self._status
         yield Text("")
-        whole = _cells(status, wide=True)
-        fits = console.measure(whole, options=options.update(max_width=1000)).maximum <= width
-        yield whole if fits else _cells(status, wide=False)
+        narrow, unbound = _cells(status), options.update(max_width=1000)
+        for form in (_cells(status, wide=True, own=True), _cells(status, own=True), narrow):
+            if form is narrow or console.measure(form, options=unbound).maximum <= width:
+                yield form
+                break
         yield Text("")
         yield _fact("rounds", _rounds(status), folds)
         joint = status.joint_checkpoint
@@ -181,14 +183,21 @@ def _progress(status: RunStatus, width: int) -> Text:
     return Text.assemble(("━" * done, "green"), ("─" * (room - done), "dim"), "  ", said)
 
 
-def _cells(status: RunStatus, *, wide: bool) -> Table:
-    """One row a cell. A cell's name begins with its site's."""
+def _cells(status: RunStatus, *, wide: bool = False, own: bool = False) -> Table:
+    """One row a cell. A cell's name begins with its site's.
+
+    Args:
+        own: where cells take steps of their own, also how many in all, and the window.
+    """
     from rich.text import Text
 
-    numbers = ("step", "tokens/s", "sent", "late", "skipped", "beat")
-    more = numbers[2:] if wide else ()
-    made = table("cell", "state", "step", "bits per byte", "tokens/s", *more, right=numbers)
-    for column, least in ((1, 11), (2, len(str(status.steps))), (3, 17 if wide else 13)):
+    numbers = ("step", "window", "tokens/s", "sent", "late", "skipped", "beat")
+    more = numbers[3:] if wide else ()
+    own = own and any(cell.steps is not None for cell in status.cells)
+    windows = ("window",) if own else ()
+    made = table("cell", "state", "step", *windows, "bits per byte", "tokens/s", *more, right=numbers)
+    widest = max(len(_of(cell.steps or status.steps, cell.steps if own else None)) for cell in status.cells)
+    for column, least in ((1, 11), (2, widest), (3 + own, 17 if wide else 13)):
         made.columns[column].min_width = least  # so that nothing jumps while the run goes on
     sites = list(dict.fromkeys(cell.site for cell in status.cells))
     for cell in status.cells:
@@ -199,7 +208,8 @@ def _cells(status: RunStatus, *, wide: bool) -> Table:
         made.add_row(
             Text(short(cell.name, 16 if wide else 12), style=colour),
             Text(cell.state, style=_COLOURS.get(cell.state, "default")),
-            _number(cell.step),
+            _of(cell.step, cell.steps if own else None),
+            *([_of(cell.window, cell.windows)] if own else ()),
             bits,
             count(cell.tokens_per_s),
             *([*rounds, beat] if wide else ()),
@@ -221,6 +231,11 @@ def short(name: str, length: int) -> str:
 
 def _number(value: int | None) -> str:
     return "-" if value is None else str(value)
+
+
+def _of(value: int | None, whole: int | None) -> str:
+    """``70``, or ``70/140`` where the whole is not that of the run."""
+    return _number(value) + ("" if whole is None else f"/{whole}")
 
 
 def _fact(label: str, said: str, folds: bool, style: str = "") -> RenderableType:
@@ -263,4 +278,5 @@ def _notes(cell: CellView) -> Iterator[str]:
     if len(cell.nodes) > 1:
         for node in cell.nodes:
             if node.state not in ("running", "ended"):
-                yield f"node {node.label} is {node.state} {node.detail}".rstrip()
+                word = f"({node.kind}) " if node.kind else ""
+                yield f"node {node.label} is {node.state} {word}{node.detail}".rstrip()

@@ -16,6 +16,7 @@ from islandctl import __version__
 from islandctl.cli import output
 from islandctl.cli.checkpoints import checkpoints
 from islandctl.cli.compare import compare
+from islandctl.cli.doctor import doctor
 from islandctl.cli.launch import launch
 from islandctl.cli.logs import logs
 from islandctl.cli.options import Command, Group, help_text
@@ -44,7 +45,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (plan, compare, launch, status, logs, stop, resume, runs, checkpoints, remove, schema):
+for command in (plan, compare, doctor, launch, status, logs, stop, resume, runs, checkpoints, remove, schema):
     app.command(cls=Command, help=help_text(command))(command)
 
 

@@ -22,7 +22,7 @@ WIDTH = 100
 
 _COMMAND = re.compile(
     r"(?<![\w/.-])islandctl(?= "
-    r"(?:plan|compare|launch|status|logs|stop|resume|runs|checkpoints|remove|schema|--help)\b)"
+    r"(?:plan|compare|doctor|launch|status|logs|stop|resume|runs|checkpoints|remove|schema|--help)\b)"
 )
 
 

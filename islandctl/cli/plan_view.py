@@ -41,7 +41,8 @@ def show(plan: Plan, *, command: str, settings: Sequence[str] = (), run: str | N
     console.print(_sites(plan))
     if plan.estimates:
         console.print(_cells(plan))
-        console.print(Text(_LEGEND, style="dim"))
+        own = "; steps: its own" if own_steps(plan) else ""
+        console.print(Text(_LEGEND + own, style="dim"))
     for line in _total_lines(plan):
         console.print(line)
     if plan.constraints:
@@ -91,7 +92,8 @@ def _title(plan: Plan) -> Text:
     if exchange.mode == "none":
         return text.append("one cell alone, nothing is exchanged")
     return text.append(
-        f"{exchange.mode}: {len(plan.cells)} cells; window {exchange.window}, {exchange.fragments} fragments, "
+        f"{exchange.mode}: {len(plan.cells)} cells; window {exchange.window}"
+        f"{' (each its own steps)' if own_steps(plan) else ''}, {exchange.fragments} fragments, "
         f"overlap {exchange.overlap}, codec {exchange.codec}"
     )
 
@@ -120,14 +122,20 @@ def _nodes(site: SiteProfile) -> str:
 
 
 def _cells(plan: Plan) -> Table:
-    table = plain_table(
-        "cell", "ranks", "memory a rank", "step", "MFU", "tokens/s", "sent", "fetched", "round", "link"
-    )
+    headings = ["cell", "ranks", "memory a rank", "step", "MFU", "tokens/s", "sent", "fetched", "round", "link"]
+    if own_steps(plan):
+        headings.insert(4, "steps")
+    table = plain_table(*headings)
     for column in table.columns[1:]:
         column.justify = "right"
     for names, row in _together(plan):
         table.add_row(names, *row)
     return table
+
+
+def own_steps(plan: Plan) -> bool:
+    """Whether cells take unequal numbers of steps in a window."""
+    return any(cell.window is not None for cell in plan.cells)
 
 
 def _together(plan: Plan) -> list[tuple[str, list[str]]]:
@@ -151,6 +159,7 @@ def _cell_row(cell: CellPlan, estimate: CellEstimate) -> list[str]:
         str(cell.num_ranks),
         _memory(estimate),
         "unknown" if estimate.step is None else seconds_span(estimate.step),
+        *([] if cell.window is None else [str(cell.window)]),
         "?" if estimate.utilisation is None else _percent_span(estimate.utilisation),
         "unknown" if estimate.tokens_per_s is None else count_text(estimate.tokens_per_s.value),
         bytes_text(estimate.bytes_up_per_window.value),
@@ -194,8 +203,8 @@ def _window_line(plan: Plan) -> str:
     """The WAN's share of a window, of the cell whose link is the busiest."""
     cell = max(plan.estimates, key=lambda one: one.link_share.value if one.link_share else 0.0)
     assert cell.link_share is not None
-    assert cell.step is not None
-    window = plan.recipe.exchange.window * cell.step.value
+    assert cell.run_step is not None
+    window = plan.recipe.exchange.window * cell.run_step.value
     sent = max(cell.bytes_up_per_window.value, cell.bytes_down_per_window.value)
     line = (
         f"WAN: {sent * 8 / 1e9:.3g} Gbit a window and direction, {seconds_text(cell.link_share.value * window)} of "

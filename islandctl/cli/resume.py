@@ -29,6 +29,7 @@ def resume(
       islandctl resume demo-1 --budget '24 h'
     """
     from islandctl.cli import output
+    from islandctl.cli.asking import questions
     from islandctl.cli.attend import attend
     from islandctl.config.budget import parse_budget
     from islandctl.runs.record import load, load_plan_of
@@ -37,5 +38,6 @@ def resume(
     record = load(run)
     plan = load_plan_of(record)
     limit = parse_budget(budget) if budget is not None else None
-    record = resume_run(record, plan, output.message, step=step, budget=limit)
+    with questions(json) as ask:
+        record = resume_run(record, plan, output.message, ask, step=step, budget=limit)
     attend(record, detach=detach, json=json)

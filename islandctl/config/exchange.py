@@ -67,8 +67,14 @@ class Exchange(Settings):
     warmup: int = Field(default=0, ge=0, le=1_000_000_000)
     """Steps that the first cell trains alone, while the others wait; then its values are sent to them once, exact,
     and all train on from there. 0: none."""
+    pace: Literal["equal", "measured"] = "equal"
+    """``equal``: every cell takes ``window`` steps a window. ``measured``: each its own number of them, by its speed,
+    so that all end a window together; ``window`` at the mean speed."""
+    pace_bound: float | None = Field(default=None, ge=1, le=16)
+    """For ``measured``: no cell takes more than ``window`` times this, or less than ``window`` divided by it. Left
+    out: 2, so that of two cells none trains more than four times as long as the other between two exchanges."""
     overlap: int = Field(default=5, ge=0)
-    """Steps between taking a snapshot and applying the round's result."""
+    """Steps between taking a snapshot and applying the round's result. With ``pace: measured`` in proportion."""
     when: Literal["fixed", "arrival"] = "fixed"
     """``fixed``: a round is applied at snapshot + overlap. ``arrival``: as soon as it is there, at most then."""
     apply: Literal["carry", "blend"] = "carry"
@@ -113,6 +119,11 @@ class Exchange(Settings):
         """β of error feedback: the recipe's, or the codec's usual one."""
         return FACTS[self.codec].feedback if self.feedback is None else self.feedback
 
+    @property
+    def bound(self) -> float:
+        """Of ``pace: measured``: the recipe's, or the usual one."""
+        return 2.0 if self.pace_bound is None else self.pace_bound
+
     @model_validator(mode="after")
     def _consistent(self) -> Exchange:
         if self.overlap >= self.window:
@@ -131,6 +142,17 @@ class Exchange(Settings):
                 "apply: blend would move the mean of all cells; leave it out",
                 "apply",
             )
+        if self.pace_bound is not None and self.pace == "equal":
+            raise self.contradiction("pace_bound is for pace: measured", "pace_bound")
+        if self.pace == "measured" and self.mode == "butterfly":
+            raise self.contradiction(
+                "a butterfly mixes partners half and half, however long each has trained: with unequal steps the "
+                "mean would not be that of the tokens; leave pace out, or set mode: two-site",
+                "pace",
+                "mode",
+            )
+        if self.pace == "measured" and self.mode == "none":
+            raise self.contradiction("one cell alone waits for nobody; leave pace out", "pace", "mode")
         if self.warmup and self.mode != "two-site":
             raise self.contradiction(f"warmup is for mode: two-site, not for {self.mode}", "warmup", "mode")
         return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from islandctl.config.model import Model
+from islandctl.config.pace import Pace
 from islandctl.config.recipe import Recipe
 
 
@@ -22,3 +23,10 @@ class CellJob(Model):
     num_ranks: int = Field(ge=1)
     config_hash: str
     recipe: Recipe
+    window: int | None = None
+    """Its own steps in a window; None: the recipe's."""
+
+    @property
+    def pace(self) -> Pace:
+        """Its own steps against the run's."""
+        return Pace.of(self.recipe.exchange, self.window)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 HOME_VARIABLE = "ISLANDCTL_HOME"
@@ -14,6 +16,23 @@ def home() -> Path:
 
     override = os.environ.get(HOME_VARIABLE)
     return Path(override).expanduser() if override else user_state_path("islandctl")
+
+
+_PIECE = re.compile(r"(.+?)(?:\.(\d+))?\.log")
+
+
+def log_piece(log: str, number: int) -> str:
+    """The file name of a log's piece: ``rank-0.log``, ``rank-0.1.log``, …; a piece is never renamed."""
+    return f"{log}.{number}.log" if number else f"{log}.log"
+
+
+def log_pieces(names: Iterable[str]) -> dict[str, list[str]]:
+    """Of each log (``rank-0``) the file names of its pieces, the oldest first."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    for name in names:
+        if fits := _PIECE.fullmatch(name):
+            found.setdefault(fits[1], []).append((int(fits[2] or 0), name))
+    return {log: [name for _, name in sorted(numbered)] for log, numbered in found.items()}
 
 
 class RunFolder:
@@ -55,7 +74,8 @@ class CellFolder:
     outcome.json    how the workers ended, in their own words
     checkpoints/    step-00000100-attempt-1/ …
     node-0/         the supervisor's folder on node 0: job.json, state.json, exit.json, logs/
-    node-0/logs/    rank-0.log … and node-0.log (what torchrun itself prints)
+    node-0/logs/    rank-0.log … and node-0.log (what torchrun itself prints); later pieces: rank-0.1.log …
+    node-0/pulse-0.json …  the pulse of each rank; node-0/ranks.json: how torchrun found them dead
     """
 
     def __init__(self, root: PurePosixPath) -> None:

@@ -244,6 +244,19 @@ class Restart(Settings):
     """Longest pause."""
 
 
+class Watchdog(Settings):
+    """When workers that make no step count as hung: their stacks go into the log, and they are started again."""
+
+    enabled: bool = True
+    """``false``: never."""
+    factor: float = Field(default=20.0, ge=2, le=100_000)
+    """So many usual steps without a sign of life. A wait for the relay or a round gives signs of life."""
+    least: Deadline = 1800.0
+    """But no sooner than this: half an hour is longer than most of what a script of your own does between two steps.
+    Starting, `island.evaluate` and checkpoints may take six times as long. Nothing is watched before `attach` and
+    behind `finish`."""
+
+
 class WorkerRecipe(Settings):
     """The worker processes."""
 
@@ -257,6 +270,9 @@ class WorkerRecipe(Settings):
     parameters: int | None = Field(default=None, ge=1)
     """How many parameters the script's model has. Left out: the plan cannot tell what the links carry."""
     restart: Restart = Restart()
+    watchdog: Watchdog = Watchdog()
+    logs: Size = Field(default=256 * 2**20, ge=4096)
+    """What is kept of each rank's log, in four pieces: the oldest is removed when a fifth begins."""
     env: dict[str, str] = Field(default_factory=dict)
     """Extra environment variables."""
 
@@ -356,4 +372,25 @@ class Recipe(Settings):
         warmup, steps = self.exchange.warmup, self.training.steps
         if warmup >= steps:
             raise self.contradiction(f"{warmup} steps must be fewer than training.steps {steps}", "exchange.warmup")
+        return self
+
+    @model_validator(mode="after")
+    def _unequal_cells_meet(self) -> Recipe:
+        """Cells that take unequal steps are at one step of the run only where a window ends."""
+        window = self.exchange.window
+        lengths = {
+            "training.steps": self.training.steps,
+            "exchange.warmup": self.exchange.warmup,
+            "checkpoint.every": self.checkpoint.every,
+        }
+        for key, value in lengths.items() if self.exchange.pace == "measured" else ():
+            if value % window:
+                lower = value // window * window
+                nearest = f"{lower} or {lower + window}" if lower else str(window)
+                raise self.contradiction(
+                    f"{value} steps are no whole windows of {window}, and with exchange.pace: measured cells meet "
+                    f"only where a window ends; nearest: {nearest}",
+                    key,
+                    "exchange.pace",
+                )
         return self

@@ -195,8 +195,10 @@ class Ssh(Settings):
     """Private key file."""
     known_hosts: str | None = None
     """An extra known_hosts file. The run's own file is always read as well."""
-    host_keys: Literal["strict", "accept-new"] = "strict"
-    """``strict``: an unknown host key stops. ``accept-new``: it is accepted once, shown and kept with the run."""
+    host_keys: Literal["ask", "accept-new", "strict"] = "ask"
+    """What happens with an unknown host key; its fingerprint is always shown. ``ask``: you are asked, and without a
+    terminal it stops and says what to type. ``accept-new``: it is accepted once and kept with the run. ``strict``: it
+    stops. A changed key stops under each of them."""
     connect_timeout: Annotated[Seconds, within(parse_seconds, least="1 s", most="10 min")] = 20.0
     """One handshake; generous, since bastions across an ocean take seconds."""
 

@@ -52,6 +52,24 @@ class Document:
     keys: dict[Path, Place]
 
 
+@dataclass(frozen=True)
+class Span:
+    """Where a value stands in the text: characters ``start`` to ``end`` , counted from 0, quotes and brackets too."""
+
+    start: int
+    end: int
+    column: int
+    """Of its first key, counted from 0; for mappings that are not empty."""
+    quote: str
+    """``'`` or ``"``, ``|`` or ``>`` of a scalar; empty: plain. ``[``: a list."""
+    flow: bool
+    """A mapping in braces."""
+    keys: dict[str, Span] | None
+    """A mapping's own keys, in order, and their values' spans; None: no mapping."""
+    key_quote: str = ""
+    """That of the mapping's keys."""
+
+
 @dataclass
 class _Node:
     """One value of the file; ``entries`` holds what was merged as well."""
@@ -80,6 +98,35 @@ def parse(text: str, name: str) -> Document:
     keys: dict[Path, Place] = {}
     data = _unfold(root, (), values, keys, name)
     return Document(data, values, keys)
+
+
+def spans(text: str, name: str) -> Span:
+    """Where everything stands in a document that ``parse`` accepts, for editing single values.
+
+    What a merge brings in is not there: it stands elsewhere.
+
+    Raises:
+        ConfigError: as ``parse``; or an anchor is set twice.
+    """
+    parse(text, name)
+    bom = len(text) - len(text.removeprefix("\ufeff"))
+    try:
+        return _span(yaml.compose(text.removeprefix("\ufeff"), Loader=yaml.BaseLoader), bom)
+    except yaml.MarkedYAMLError as error:  # an anchor that is set twice
+        raise ConfigError(f"{name}: {error.problem}", hint="change the file by hand") from error
+
+
+def _span(node: Any, offset: int) -> Span:
+    start, end = node.start_mark.index + offset, node.end_mark.index + offset
+    if not isinstance(node, yaml.MappingNode):
+        quote = node.style or "" if isinstance(node, yaml.ScalarNode) else "["
+        return Span(start, end, node.start_mark.column, quote, False, None)
+    keys = {key.value: _span(value, offset) for key, value in node.value if key.value != "<<"}
+    first = node.value[0][0] if node.value else node
+    quotes = {key.style or "" for key, _ in node.value}
+    return Span(
+        start, end, first.start_mark.column, "", bool(node.flow_style), keys, quotes.pop() if len(quotes) == 1 else ""
+    )
 
 
 class _Reader:

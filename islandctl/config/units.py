@@ -242,6 +242,11 @@ def bits_per_s_text(number: float) -> str:
     return f"{_scaled(number, 'bit/s')} ({_scaled(number / 8, 'B/s')})"
 
 
+def flops_text(number: float) -> str:
+    """``712 TFLOP/s``: decimal, three digits."""
+    return _scaled(number, "FLOP/s")
+
+
 def count_text(number: float) -> str:
     """``32.0 G``: a number with its decimal prefix, three digits."""
     return _scaled(number, "").rstrip()

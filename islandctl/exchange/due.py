@@ -232,7 +232,10 @@ class Due:
         if commit is None:
             return self._stop_in_warmup()
         if self._stop_known is None:
-            self._stop_known = common_step(commit, self._schedule, self._pairing, arrival=self._arrival)
+            unequal = self._settings.pace == "measured"
+            self._stop_known = common_step(
+                commit, self._schedule, self._pairing, arrival=self._arrival, unequal=unequal
+            )
         return self._stop_known
 
     def _stop_in_warmup(self) -> int:
@@ -240,6 +243,9 @@ class Due:
         step, follower = self._progress.step, self._follower
         if not follower.stopping or step >= self._schedule.warmup:
             return NONE
+        heads = (follower.next_commit(p) for p in range(len(self._rounds.states)))
+        if any(head is not None and self._schedule.is_seed(head.window) for head in heads):
+            return NONE  # the seed is older than the stop: others have gone on from there
         if follower.stop_saved is not None:
             return follower.stop_saved.step
         if self._progress.cell != 0:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from islandctl.config.exchange import Exchange
+from islandctl.config.pace import Pace
 from islandctl.errors import CheckpointError, ConfigError, ExchangeError
 from islandctl.exchange import state as store
 from islandctl.exchange.anchored import Anchored
@@ -47,7 +48,9 @@ class Island:
     Args:
         parameters: dotted name → fp32 parameter, plain or a DTensor (FSDP2). All cells begin with equal values.
         settings: the recipe's exchange.
-        steps: inner steps of the run.
+        steps: of the run.
+        own: steps of its own that this cell takes in a window; left out: as many as the run. Only with
+            ``pace: measured``.
         seed: of the codecs' random bits.
         run, config_hash, attempt: what packets and ledger entries must be of.
         cell, num_cells: which cell this is, of how many.
@@ -57,6 +60,7 @@ class Island:
         save_every: steps between joint checkpoints; with ``when: arrival`` no round is applied early across one.
         deadline_grace_s: how long over a round's deadline to wait for its commit when the relay does not decide.
         on_silence: called in the loop's thread, once a wait, when it stands still and the relay does not answer.
+        on_wait: called in the loop's thread, at every turn of a wait.
 
     Raises:
         ConfigError: the settings do not fit the model or the number of cells, or there is no exchange.
@@ -68,6 +72,7 @@ class Island:
         *,
         settings: Exchange,
         steps: int,
+        own: int | None = None,
         seed: int,
         run: str,
         config_hash: str,
@@ -80,12 +85,18 @@ class Island:
         save_every: int | None = None,
         deadline_grace_s: float = 30.0,
         on_silence: Callable[[], None] = lambda: None,
+        on_wait: Callable[[], None] = lambda: None,
     ) -> None:
         if settings.mode == "none":
             raise ConfigError("exchange.mode: 'none' exchanges nothing")
         if not 0 <= cell < num_cells:
             raise ConfigError(f"cell {cell} of {num_cells} cells")
+        if own is not None and settings.pace == "equal":
+            raise ConfigError(f"cell {cell}: {own} steps of its own a window, but exchange.pace is equal")
         self.cell = cell
+        self.pace = Pace.of(settings, own)
+        self._own = 0
+        """Steps of this cell's own. All else here counts the run's."""
         self.schedule = Schedule(steps, settings.window, settings.fragments, settings.overlap, settings.warmup)
         self.map = fragment_map(
             [(name, tuple(parameter.shape)) for name, parameter in parameters.items()],
@@ -98,7 +109,7 @@ class Island:
         self._ranks = Ranks(group)
         self._shards = Shards(parameters, self._ranks)
         self._latch = Latch()
-        self._waiting = Waiting(self._ranks, self._latch)
+        self._waiting = Waiting(self._ranks, self._latch, on_wait)
         self._courier = Courier(transport, Identity(run, config_hash, attempt, cell, seed), self._latch)
         pairing = Pairing(num_cells) if settings.mode == "butterfly" else None
         kind: Callable[..., Rounds[Any, Any]] = Anchored if pairing is None else partial(Paired, pairing)
@@ -162,21 +173,25 @@ class Island:
         """Wait for the first cell; call after ``resume``, while ``warming_up``. Collective.
 
         Returns:
-            The cell's step counter: the warm-up's end once the first cell's values are here; before that the step at
-            which the first cell has saved a checkpoint, so that this one can save at the same step and both are
+            The cell's own step counter: the warm-up's end once the first cell's values are here; before that the step
+            at which the first cell has saved a checkpoint, so that this one can save at the same step and both are
             joint; or the same as before when ``hurry`` was called.
         """
         self._start()
-        return self._warmup.go_on()
+        self._warmup.go_on()
+        return self._go_on()
 
     def step(self, tokens: int) -> int:
         """One inner step is done. Collective over the cell's ranks.
+
+        What the run's steps bring that the cell reaches with it is done in their order: none, one, or several of
+        them, as the cell's pace is.
 
         Args:
             tokens: that the whole cell trained in this step.
 
         Returns:
-            The cell's step counter now: one more, or further where it was put forward to meet the other cells.
+            The cell's own step counter now: one more, or further where it was put forward to meet the other cells.
 
         Raises:
             ExchangeError: a round cannot be carried out; also what went wrong in the background since the last call.
@@ -187,11 +202,31 @@ class Island:
                 f"cell {self.cell} waits for the first cell's warm-up: await_warmup comes before step"
             )
         self._start()
-        self._progress.step += 1
+        self._own += 1
         for state in self._rounds.states:
             state.tokens += tokens
-        self._due.settle()
-        self._due.begin()
+        return self._go_on()
+
+    def _go_on(self) -> int:
+        """Through the run's steps that the cell has reached with its own; gives its own counter, which follows where
+        the run's was put forward."""
+        progress, pace = self._progress, self.pace
+        reached = min(pace.run_step(self._own), self.schedule.steps)
+        while progress.step < reached:
+            progress.step += 1
+            self._due.settle()
+            self._due.begin()
+            # What is due now, and left undone because the process must end, a resume waits for at this step.
+            if progress.step < reached and self._rounds.due_at(progress.step) and self._waiting.hurried():
+                return self._own
+        beyond = pace.run_step(self._own - 1), pace.run_step(self._own + 1)
+        if progress.step != reached and not beyond[0] < progress.step < beyond[1]:
+            self._own = pace.at(progress.step)
+        return self._own
+
+    @property
+    def run_step(self) -> int:
+        """The run's step that the cell has reached: what the ledger and joint checkpoints count."""
         return self._progress.step
 
     def finish(self) -> bool:
@@ -218,8 +253,9 @@ class Island:
         return True
 
     def should_stop_at(self) -> int | None:
-        """The step at which all cells checkpoint and end because of a stop entry; None: go on. Equal on all ranks."""
-        return self._due.stop_at
+        """The cell's own step at which all checkpoint and end because of a stop entry; None: go on. Equal on all
+        ranks."""
+        return None if self._due.stop_at is None else self.pace.own_step(self._due.stop_at)
 
     def hurry(self) -> None:
         """Do not stand still any more: a round that is due stays in flight, and comes with the checkpoint.
@@ -252,6 +288,7 @@ class Island:
         """This rank's part of the state: see ``state`` for the keys. Does not wait for the network."""
         meta = {
             "step": self._progress.step,
+            "own": self._own,
             "begun_at": self._progress.begun_at,
             "cell": self.cell,
             "ranks": self._ranks.size,
@@ -288,6 +325,7 @@ class Island:
         try:
             self._rounds.flights = store.load(tensors, meta, self._rounds.states, parts, self._ranks.rank)
             self._progress.step, self._progress.begun_at = meta["step"], meta["begun_at"]
+            self._own = meta["own"]
             self._rounds.metrics.restore(meta["metrics"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"rank {self._ranks.rank}: the checkpoint's exchange state is damaged") from error
@@ -300,7 +338,7 @@ class Island:
         was due at the checkpoint's own step, and was left undone because the process had to end, is done now.
 
         Returns:
-            The step to go on from: the loaded one, or after a walk the one before the first open round.
+            The cell's own step to go on from: the loaded one, or after a walk the one before the first open round.
 
         Raises:
             Hurried: asked to end while the relay did not answer.
@@ -316,7 +354,7 @@ class Island:
         if self._progress.step < self.schedule.steps:
             self._due.settle()
             self._due.begin()
-        return self._progress.step
+        return self._go_on()
 
     def _start(self) -> None:
         self._follower.start(self._rounds.applied())

@@ -33,7 +33,7 @@ class Progress:
         self.preparer = preparer
         self.waiting = waiting
         self.step = 0
-        """Inner steps done, or skipped."""
+        """The run's steps that are behind this cell, done or skipped."""
         self.begun_at = 0
         """The step at which this cell last began a round."""
 

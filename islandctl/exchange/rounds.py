@@ -165,6 +165,10 @@ class Rounds(ABC, Generic[State, Result]):
                     codec = self._codec(chunk, flight.window)
                     self._courier.resend(self._assignment(p, flight, chunk), payload, codec)
 
+    def due_at(self, step: int) -> bool:
+        """Whether a round is still in flight that was due then or earlier."""
+        return any(flight is not None and flight.apply_at <= step for flight in self.flights)
+
     def _not_finite(self, p: int, window: int, step: int, vectors: dict[int, Tensor]) -> IslandError | None:
         for chunk in self.states[p].chunks:
             bad = torch.nonzero(~torch.isfinite(vectors[chunk.index]))

@@ -9,17 +9,21 @@ from islandctl.ledger.entries import Commit
 from islandctl.ledger.pairs import Pairing
 
 
-def common_step(commit: Commit, schedule: Schedule, pairing: Pairing | None, *, arrival: bool) -> int:
+def common_step(
+    commit: Commit, schedule: Schedule, pairing: Pairing | None, *, arrival: bool, unequal: bool = False
+) -> int:
     """The step at which the run stops, by the first commit after the stop entry.
 
     With one anchor nobody passes that round's apply step without having read its commit. In a butterfly others may be
     ahead of the commit's pair, by what ``reached`` allows; they hear of it with their own next round at the latest.
     With ``when: arrival`` a round can be applied before its step, and only one that began after the stop was known
-    waits for the stop: so one overlap later.
+    waits for the stop: so one overlap later. Cells of unequal pace are at one step only where a snapshot is due: at
+    the next of these.
 
     Args:
         pairing: of a butterfly.
         arrival: rounds are applied as soon as their commit is there.
+        unequal: cells take steps of their own.
     """
     nominal = schedule.snapshot_step(commit.fragment, commit.window)
     begun = max((part.step for part in commit.named), default=nominal)
@@ -29,7 +33,10 @@ def common_step(commit: Commit, schedule: Schedule, pairing: Pairing | None, *, 
         furthest = _furthest(nominal + schedule.overlap, schedule, pairing)
         after = next(_snapshots(schedule, furthest), schedule.steps)
         apply_at = after + schedule.overlap + max(0, begun - nominal)
-    return min(apply_at + (schedule.overlap if arrival else 0), schedule.steps)
+    apply_at += schedule.overlap if arrival else 0
+    if unequal:
+        apply_at = next(_snapshots(schedule, apply_at - 1), schedule.steps)
+    return min(apply_at, schedule.steps)
 
 
 def reached(step: int, schedule: Schedule, pairing: Pairing) -> list[int]:

@@ -17,11 +17,13 @@ class Waiting:
     Args:
         ranks: the cell's.
         latch: what wakes a wait, and whose error ends it.
+        alive: called at every turn of a wait, when all ranks have just been heard: this is no hang.
     """
 
-    def __init__(self, ranks: Ranks, latch: Latch) -> None:
+    def __init__(self, ranks: Ranks, latch: Latch, alive: Callable[[], None] = lambda: None) -> None:
         self._ranks = ranks
         self._latch = latch
+        self._alive = alive
         self.hurry = False
         """Do not wait any more: the process was asked to end. Any thread may set it."""
 
@@ -29,6 +31,7 @@ class Waiting:
         """Whether any rank was asked to end; all know from then on. Collective."""
         if self._ranks.most([int(self.hurry)]) == [1]:
             self.hurry = True
+        self._alive()
         return self.hurry
 
     def tick(self, condition: Callable[[], bool]) -> None:
@@ -46,6 +49,7 @@ class Waiting:
             self.tick(lambda: condition() or self._latch.error is not None)
             self._ranks.agree(self._latch.error)
             missing, hurry = self._ranks.most([int(not condition()), int(self.hurry)])
+            self._alive()
             if not missing:
                 return True
             if hurry:

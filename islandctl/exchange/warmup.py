@@ -23,8 +23,8 @@ class Warmup:
         states, is_seed = self._progress.rounds.states, self._progress.schedule.is_seed
         return self._progress.cell != 0 and any(is_seed(state.window + 1) for state in states)
 
-    def go_on(self) -> int:
-        """Until the seed is applied, or the first cell has saved at a later step, or ``hurry``. Gives the step."""
+    def go_on(self) -> None:
+        """Until the seed is applied, or the first cell has saved at a later step, or ``hurry``."""
         progress = self._progress
         while self.waits:
             stop_at, saved, *seqs = self._ranks.decide(self._news())
@@ -41,8 +41,7 @@ class Warmup:
                 if seq != NONE:
                     self._due.keep(p, seq)
                     if not progress.resolve(p, seq):
-                        return progress.step
-        return progress.step
+                        return
 
     def _news(self) -> list[int]:
         """[stop step, step at which the first cell has saved, per fragment the seed's commit]; at most a tick."""

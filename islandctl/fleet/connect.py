@@ -13,7 +13,7 @@ from types import TracebackType
 from islandctl.config.site import SiteProfile
 from islandctl.errors import IslandError
 from islandctl.fleet.host import Host
-from islandctl.fleet.hostkeys import HostKeys
+from islandctl.fleet.hostkeys import Ask, HostKeys
 from islandctl.fleet.local import LocalHost
 from islandctl.fleet.openssh import resolve
 from islandctl.fleet.ssh_host import Bastions, SshHost
@@ -29,13 +29,15 @@ def connect(
     known_hosts: Path,
     on_message: Callable[[str], None],
     bastions: Bastions | None = None,
+    ask: Ask | None = None,
 ) -> Host:
     """A live connection to one host of a site; ``host`` is as written in the profile (local sites: anything).
 
     Args:
-        known_hosts: the run's own file; read, and added to under the policy ``accept-new``.
+        known_hosts: the run's own file; read, and added to when a new key is accepted.
         on_message: called with a line for the person, for example a new host key's fingerprint.
         bastions: connections to jump hosts to share between hosts.
+        ask: puts a question to the person, for the policy ``ask``; None: there is nobody to ask.
 
     Raises:
         ConfigError: the ssh configuration cannot be followed.
@@ -49,7 +51,7 @@ def connect(
     ssh_host = SshHost(
         f"{site.name}/{host}",
         resolve(host, site.ssh),
-        HostKeys(known_hosts, site.ssh.host_keys == "accept-new", on_message),
+        HostKeys(known_hosts, site.ssh.host_keys, on_message, ask),
         bastions=bastions,
         # A bare name may need the profile's setup lines; a path is good from the first command on.
         python=python if "/" in python else "python3",
@@ -86,9 +88,10 @@ class Fleet:
         fleet.host(site, name).run(…)
     """
 
-    def __init__(self, *, known_hosts: Path, on_message: Callable[[str], None]) -> None:
+    def __init__(self, *, known_hosts: Path, on_message: Callable[[str], None], ask: Ask | None = None) -> None:
         self._known_hosts = known_hosts
         self._on_message = on_message
+        self._ask = ask
         self._bastions = Bastions()
         self._hosts: dict[tuple[str, str], Host] = {}
         self._locks: defaultdict[tuple[str, str], threading.Lock] = defaultdict(threading.Lock)
@@ -119,7 +122,12 @@ class Fleet:
         with self._locks[key]:
             if key not in self._hosts:
                 self._hosts[key] = connect(
-                    site, name, known_hosts=self._known_hosts, on_message=self._on_message, bastions=self._bastions
+                    site,
+                    name,
+                    known_hosts=self._known_hosts,
+                    on_message=self._on_message,
+                    bastions=self._bastions,
+                    ask=self._ask,
                 )
             return self._hosts[key]
 

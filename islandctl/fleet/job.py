@@ -16,6 +16,15 @@ class RestartPolicy(Model):
     backoff_limit_s: float = 60.0
 
 
+class Watchdog(Model):
+    """When a child counts as hung: by the pulse of its ranks (``worker/pulse.py``)."""
+
+    least_s: float
+    """Shorter silence means nothing."""
+    factor: float
+    """Nor does one that is shorter than so many usual steps."""
+
+
 class SupervisorJob(Model):
     """``job.json``: one child to keep alive."""
 
@@ -36,11 +45,23 @@ class SupervisorJob(Model):
     """File in which the child tells how it ended (``outcome.json``); see docs/architecture.md."""
     progress: str | None = None
     """File of JSON lines with ``attempt`` and ``step``. A new highest step is progress: the limit starts anew."""
+    ranks: tuple[int, ...] = ()
+    """The ranks that the child keeps; none: it keeps none."""
+    ranks_ended: str | None = None
+    """File in which the child tells how its ranks ended (``worker/recorded.py``)."""
+    binds: tuple[tuple[str, int], ...] = ()
+    """(address, port) on which the child will listen: tried before each start, with the holder named."""
+    watchdog: Watchdog | None = None
+    """None: nothing counts as hung."""
     restart: RestartPolicy = RestartPolicy()
     stop_timeout_s: float = 60.0
     """Between TERM and KILL."""
     budget_s: float | None = None
     """Seconds that the job may be kept, over all supervisors of its folder; None: no limit."""
+
+
+EndKind = Literal["", "crash", "out-of-memory", "preempted", "node-lost", "hung", "peer-lost"]
+"""Why a child ended though nobody had asked it to, in a word. ``peer-lost``: another node's rank was first."""
 
 
 class SupervisorState(Model):
@@ -57,11 +78,22 @@ class SupervisorState(Model):
     """Once ended."""
     code: int | None = None
     signal: int | None = None
+    kind: EndKind = ""
+    """How it failed, was taken away or was lost; empty: none of that."""
+    rank: int | None = None
+    """The first rank that failed, where it is known."""
     reason: str = ""
     last: str = ""
     """Why the child last ended though nobody had asked it to; empty: it never did."""
+    last_kind: EndKind = ""
+    """The same in a word."""
     orphans: bool | None = None
     """Only of a lost one: do processes of its job live on without it?"""
+
+    @property
+    def last_end(self) -> str:
+        """``crash: exit code 3``; empty: it never ended unasked."""
+        return ": ".join(filter(None, (self.last_kind, self.last)))
 
     @property
     def life(self) -> str:

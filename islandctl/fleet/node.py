@@ -34,6 +34,8 @@ def main(args, payload):
         return states([os.path.expanduser(folder) for folder in args["folders"]])
     if args["do"] == "leftovers":
         return leftovers(args["mark"])
+    if args["do"] == "remains":
+        return remains(args["mark"], [os.path.expanduser(folder) for folder in args["folders"]], args["ports"])
     if args["do"] == "end":
         return end_marked(args["mark"], args["job"], args["timeout_s"])
     return stop(os.path.expanduser(args["folder"]), args["timeout_s"])
@@ -63,6 +65,21 @@ class Leftover:
     pid: int
     command: str
     job: str
+
+
+@dataclass(frozen=True)
+class Remains:
+    """What a search of one host has found."""
+
+    processes: tuple[Leftover, ...]
+    ports: tuple[int, ...]
+    """The run's, all of which were looked at."""
+    taken: tuple[str, ...]
+    """Who listens on them still."""
+    accelerators: int | None
+    """How many NVIDIA accelerators there are; None: none, or no workers ran here, or they are still there."""
+    held: tuple[str, ...]
+    """What holds memory on them."""
 
 
 @dataclass(frozen=True)
@@ -237,8 +254,25 @@ def stop(host: Host, folder: AnyPath, timeout_s: float) -> SupervisorState:
 
 
 def leftovers(host: Host, mark: str) -> list[Leftover]:
-    """Every process of the run on this host, whatever its session; none is the proof that nothing is left."""
+    """Every process of the run on this host, whatever its session."""
     return [Leftover(**found) for found in _supervisor(host, "leftovers", mark=mark)]
+
+
+def remains(host: Host, mark: str, folders: Sequence[AnyPath] = (), ports: Sequence[int] = ()) -> Remains:
+    """What is left of the run on this host; nothing is the proof that nothing is.
+
+    Args:
+        folders: of its supervisors here; their jobs tell on which ports they listened.
+        ports: others that were listened on here.
+    """
+    told = _supervisor(host, "remains", mark=mark, folders=[str(folder) for folder in folders], ports=list(ports))
+    return Remains(
+        processes=tuple(Leftover(**found) for found in told["processes"]),
+        ports=tuple(told["ports"]),
+        taken=tuple(told["taken"]),
+        accelerators=None if told["accelerators"] is None else int(told["accelerators"]["num"]),
+        held=tuple((told["accelerators"] or {}).get("held", ())),
+    )
 
 
 def end_leftovers(host: Host, mark: str, timeout_s: float = 10.0, job: str | None = None) -> list[int]:

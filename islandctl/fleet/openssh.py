@@ -6,6 +6,7 @@ import os
 import pwd
 import re
 import shlex
+import socket
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from islandctl.errors import ConfigError, PreflightError
 _MAX_HOPS = 8
 _DEADLINE_S = 20.0
 """``Match exec`` may run commands; a hanging one must not hang us."""
+_FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
 KEEPALIVE_S = 15
 KEEPALIVE_COUNT = 3
 """A link that has not answered so many times in a row is given up."""
@@ -44,8 +46,14 @@ class Hop:
     known_hosts: tuple[str, ...]
     host_key_name: str
     """Name under which known_hosts files hold its key: ``host``, ``[host]:port`` or the HostKeyAlias."""
+    revoked_keys: str | None
+    """A file of host keys that are not to be believed (RevokedHostKeys)."""
     proxy_command: str | None
     connect_timeout_s: float
+    family: int = socket.AF_UNSPEC
+    """AddressFamily: IPv4, IPv6 or either."""
+    source: str | None = None
+    """Own address to connect from (BindAddress)."""
 
     @property
     def endpoint(self) -> str:
@@ -143,6 +151,9 @@ def _hop(address: Address, values: dict[str, list[str]], ssh: Ssh, by_hand: str)
         "%": "%",
         "d": _home(),
         "h": host,
+        "i": str(os.getuid()),
+        "L": socket.gethostname().partition(".")[0],
+        "l": socket.gethostname(),
         "n": address.host,
         "p": str(port),
         "r": user,
@@ -153,6 +164,7 @@ def _hop(address: Address, values: dict[str, list[str]], ssh: Ssh, by_hand: str)
         return re.sub(r"%(.)", lambda found: tokens.get(found[1], found[0]), text)
 
     def path(text: str) -> str:
+        text = re.sub(r"\$\{(\w+)\}", lambda found: os.environ.get(found[1], found[0]), text)
         return expand(_home() + text[1:] if text.startswith("~/") else text)
 
     files = [
@@ -167,6 +179,7 @@ def _hop(address: Address, values: dict[str, list[str]], ssh: Ssh, by_hand: str)
     configured = values.get("connecttimeout", ["none"])[0]
     command = _unless_none(values, "proxycommand")
     alias = _unless_none(values, "hostkeyalias")
+    revoked = _unless_none(values, "revokedhostkeys")
     return Hop(
         alias=str(address),
         by_hand=by_hand,
@@ -179,8 +192,11 @@ def _hop(address: Address, values: dict[str, list[str]], ssh: Ssh, by_hand: str)
         agent=_agent(values, path),
         known_hosts=tuple(name for name in files if os.path.isfile(name)),
         host_key_name=alias or (host.lower() if port == 22 else f"[{host.lower()}]:{port}"),
+        revoked_keys=None if revoked is None else path(revoked),
         proxy_command=None if command is None else expand(command),
         connect_timeout_s=max(ssh.connect_timeout, float(configured) if configured.isdigit() else 0.0),
+        family=_FAMILIES.get(values.get("addressfamily", ["any"])[0], socket.AF_UNSPEC),
+        source=_unless_none(values, "bindaddress"),
     )
 
 

@@ -1,4 +1,4 @@
-"""One SSH connection. The only module that knows fabric and paramiko.
+"""One SSH connection. Only this module knows fabric, and it alone with ssh_keys.py paramiko.
 
 A fabric ``Connection`` with what fabric would decide by itself taken out of its hands: what an alias means comes from
 ``ssh -G`` (openssh.py), which host keys are believed from the known_hosts files (hostkeys.py), and no configuration
@@ -13,18 +13,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import os
+import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import paramiko
 from fabric import Config, Connection
-from paramiko.agent import AgentSSH
-from paramiko.auth_strategy import AuthSource, AuthStrategy, SourceResult
-from paramiko.pkey import PublicBlob
 from tenacity import (
     RetryError,
     Retrying,
@@ -37,8 +34,9 @@ from tenacity import (
 from islandctl.errors import IslandError, PreflightError, UnreachableError
 from islandctl.fleet.host import Completed
 from islandctl.fleet.hostkeys import HostKeys, KnownKey
-from islandctl.fleet.openssh import KEEPALIVE_S, Hop
-from islandctl.fleet.stream import open_stream
+from islandctl.fleet.openssh import KEEPALIVE_COUNT, KEEPALIVE_S, Hop
+from islandctl.fleet.ssh_keys import Keys, TurnedAway, shown
+from islandctl.fleet.stream import Attentive, open_stream
 
 # Without a handler, paramiko's background threads would write to the terminal.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -50,13 +48,13 @@ SESSIONS = 8
 LOGIN_TRIES = 7
 
 _RSA_SIGNATURES = ("rsa-sha2-512", "rsa-sha2-256")
+_LIMIT_SAID = re.compile(
+    r"MaxStartups|not allowed at this time|kex_exchange_identification|connection (closed|reset) by", re.IGNORECASE
+)
+"""What a server, or the ssh of a proxy command, says when it turns logins away."""
 
 _handshakes: dict[str, threading.BoundedSemaphore] = {}
 _handshakes_lock = threading.Lock()
-
-
-class _TurnedAway(Exception):
-    """The server closed the connection before it greeted or agreed on keys: its login limit, most often."""
 
 
 class Link:
@@ -96,10 +94,16 @@ class Link:
             except (paramiko.SSHException, EOFError, OSError) as error:
                 if self.alive and "Timeout opening channel" in str(error):
                     raise TimeoutError from error
-                raise UnreachableError(
-                    f"{self.label}: the SSH link was lost ({error or type(error).__name__}); state unknown",
-                    hint="run the command again; what runs on the node is not affected",
-                ) from error
+                raise self.lost(error) from error
+
+    def lost(self, error: Exception) -> UnreachableError:
+        """The error of a call under which the link went away."""
+        stream = self.connection.transport.sock
+        cause = (isinstance(stream, Attentive) and stream.silence) or str(error) or type(error).__name__
+        return UnreachableError(
+            f"{self.label}: the SSH link was lost ({cause}); state unknown",
+            hint="run the command again; what runs on the node is not affected",
+        )
 
     def _session(self, deadline: float) -> paramiko.Channel:
         """Open a session. A server at its MaxSessions refuses: commands given up may still run there for a while."""
@@ -159,20 +163,24 @@ def login(label: str, hop: Hop, host_keys: HostKeys, below: Link | None) -> Link
         UnreachableError: no name, no route, refused, timeout, login limit.
     """
     endpoint = hop.endpoint.rpartition("@")[2]
+    # A jump host carries all handshakes of the servers behind it; a proxy command often logs in to one of its own.
+    gate = f"through {below.hop.endpoint}" if below else "ProxyCommand" if hop.proxy_command else endpoint
     with _handshakes_lock:
-        turn = _handshakes.setdefault(endpoint, threading.BoundedSemaphore(HANDSHAKES))
+        turn = _handshakes.setdefault(gate, threading.BoundedSemaphore(HANDSHAKES))
     try:
         for attempt in Retrying(
             stop=stop_after_attempt(LOGIN_TRIES),
             wait=wait_random_exponential(multiplier=0.2, max=8),
-            retry=retry_if_exception_type(_TurnedAway),
+            retry=retry_if_exception_type(TurnedAway),
         ):
             with attempt, turn:
                 return _login(label, hop, host_keys, below)
     except RetryError as error:
         where = f"jump host {below.hop.alias} or {endpoint}" if below else endpoint
+        said = error.last_attempt.exception()
         raise UnreachableError(
-            f"{label}: {where} closed the connection {LOGIN_TRIES} times before login (login limit, MaxStartups?)",
+            f"{label}: {where} closed the connection {LOGIN_TRIES} times before login "
+            f"(login limit, MaxStartups?): {said}",
             hint=f"wait a little, then try again; or check: ssh -v {hop.by_hand}",
         ) from error
     raise AssertionError("unreachable")
@@ -192,7 +200,7 @@ def _login(label: str, hop: Hop, host_keys: HostKeys, below: Link | None) -> Lin
         connect_kwargs={
             "sock": sock,
             "transport_factory": _transport(known),
-            "auth_strategy": _Keys(label, hop),
+            "auth_strategy": Keys(label, hop),
             # The one deadline of greeting and key exchange; paramiko's own for the greeting must not come first.
             "timeout": hop.connect_timeout_s,
             "banner_timeout": 2 * hop.connect_timeout_s,
@@ -222,12 +230,24 @@ def _transport(known: list[KnownKey]) -> Callable[..., paramiko.Transport]:
     """Makes transports that ask for a host key of a kind on file: one that can be compared."""
     kinds = [entry.kind for entry in known if not entry.marker]
     first = [name for kind in kinds for name in ([kind, *_RSA_SIGNATURES] if kind == "ssh-rsa" else [kind])]
+    vouched = any(entry.marker == "CA" for entry in known)
 
     def make(sock: socket.socket | paramiko.Channel, **settings: Any) -> paramiko.Transport:
-        transport = paramiko.Transport(sock, **settings)
+        stream = Attentive(sock, KEEPALIVE_S * KEEPALIVE_COUNT)
+        transport = paramiko.Transport(stream, **settings)  # type: ignore[arg-type]  # all that it uses of a socket
         options = transport.get_security_options()
-        options.key_types = sorted(options.key_types, key=lambda kind: kind not in first)
-        transport.set_keepalive(KEEPALIVE_S)
+        plain = sorted(options.key_types, key=lambda kind: kind not in first)
+        options.key_types = [f"{kind}-cert-v01@openssh.com" for kind in plain if vouched] + plain
+
+        def ask() -> None:
+            stream.asked()
+            question = paramiko.Message()
+            question.add_byte(paramiko.common.cMSG_GLOBAL_REQUEST)
+            question.add_string("keepalive@openssh.com")
+            question.add_boolean(True)  # an answer is wanted, which paramiko's own keepalive does not
+            transport._send_user_message(question)  # type: ignore[attr-defined]
+
+        transport.packetizer.set_keepalive(KEEPALIVE_S, ask)
         return transport
 
     return make
@@ -241,7 +261,7 @@ class _Believe(paramiko.MissingHostKeyPolicy):
 
     def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
         """Raises HostKeyError, or returns and so believes the key."""
-        self._check(key.get_name(), key.asbytes())
+        self._check(shown(key))
 
 
 def _no_way_on(label: str, hop: Hop, below: Link, error: Exception) -> IslandError:
@@ -267,138 +287,13 @@ def _no_agreement(label: str, hop: Hop, error: Exception, silent: bool, complain
             hint="check the load of the machine, and that this is the port of sshd",
         )
     if "Indecipherable" in text or "Invalid SSH banner" in text:
-        if "not allowed at this time" in text.lower() or "exceeded" in text.lower():
-            return _TurnedAway(text)
+        if _LIMIT_SAID.search(text):
+            return TurnedAway(text)
         return UnreachableError(f"{label}: {place} is not an SSH server ({text})", hint="check the port")
     if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
         return PreflightError(f"{label}: {place}: no common algorithm: {text}", hint=f"check: ssh -v {hop.by_hand}")
     if said := complaint():
+        if _LIMIT_SAID.search(said):
+            return TurnedAway(said)
         return UnreachableError(f"{label}: {place}{said}", hint=f"check: ssh -v {hop.by_hand}")
-    return _TurnedAway(text)
-
-
-class _Keys(AuthStrategy):
-    """Logs in with the user's keys, in OpenSSH's order, and says of each why it did not do."""
-
-    def __init__(self, label: str, hop: Hop) -> None:
-        self._label = label
-        self._hop = hop
-        self._tried: list[str] = []
-
-    def get_sources(self) -> Iterator[AuthSource]:
-        """Not used: keys come from an agent that has to stay open while they sign."""
-        return iter(())
-
-    def authenticate(self, transport: paramiko.Transport) -> list[SourceResult]:
-        """Try key after key.
-
-        Raises:
-            PreflightError: none was accepted, or one was and the server wants more than keys.
-            UnreachableError: the server stopped answering.
-        """
-        hop, tried = self._hop, self._tried
-        with self._agent() as in_agent:
-            for name, key in self._offers(in_agent):
-                try:
-                    more = transport.auth_publickey(hop.user, key)
-                except paramiko.BadAuthenticationType as error:
-                    tried.append(f"the server takes no keys, only {', '.join(error.allowed_types)}")
-                    break
-                except (paramiko.SSHException, EOFError, OSError) as error:
-                    if "timeout" in str(error):
-                        raise UnreachableError(
-                            f"{self._label}: {hop.endpoint} did not answer a login in {hop.connect_timeout_s:g} s",
-                            hint=f"check the load of the machine, or look at: ssh -v {hop.by_hand}",
-                        ) from error
-                    tried.append(f"{name} refused" if transport.is_active() else f"{name}: {error}")
-                    if not transport.is_active():
-                        break
-                    continue
-                if transport.is_authenticated():
-                    return []
-                if "publickey" not in more:
-                    raise PreflightError(
-                        f"{self._label}: {hop.endpoint} took {name}, but also wants a second factor "
-                        f"({', '.join(more)}), which cannot be given here",
-                        hint="ask for logins by key alone; a jump host can be opened by hand instead: ControlMaster "
-                        f"and ControlPersist for it, ProxyCommand ssh -W %h:%p {hop.by_hand} for the hosts behind it",
-                    )
-                tried.append(f"{name} accepted, but the server wants another key too")
-        raise PreflightError(
-            f"{self._label}: login refused for {hop.endpoint}: {'; '.join(tried) or 'there is no key to offer'}",
-            hint=f"check user and key (ssh.user, ssh.identity in the profile), or look at: ssh -v {hop.by_hand}",
-        )
-
-    def _offers(self, in_agent: Mapping[bytes, paramiko.PKey]) -> Iterator[tuple[str, paramiko.PKey]]:
-        """Each key with its certificates, then the key alone: an outdated certificate must not hide it."""
-        beside = [f"{file}-cert.pub" for file in self._hop.identities]
-        certificates: list[tuple[str, PublicBlob]] = []
-        for file in dict.fromkeys([*self._hop.certificates, *filter(os.path.isfile, beside)]):
-            try:
-                certificates.append((file, PublicBlob.from_file(file)))
-            except (OSError, ValueError) as error:
-                self._tried.append(f"certificate {file} cannot be read: {error}")
-        for name, key in self._keys(in_agent):
-            for file, certificate in certificates:
-                if _certifies(certificate.key_blob, key.asbytes()):
-                    key.public_blob = certificate
-                    yield f"{name} with {file}", key
-            key.public_blob = None
-            yield name, key
-
-    def _keys(self, in_agent: Mapping[bytes, paramiko.PKey]) -> Iterator[tuple[str, paramiko.PKey]]:
-        """Of the named files those that the agent holds, others of the agent, then the files."""
-        offered: set[bytes] = set()
-        for file in self._hop.identities:
-            public = _public_part(file)
-            if public is not None and public in in_agent:
-                offered.add(public)
-                yield f"{file} (agent)", in_agent[public]
-        if not self._hop.identities_only:
-            for public, key in in_agent.items():
-                if public not in offered:
-                    yield f"agent key {key.get_name()}", key
-        for file in self._hop.identities:
-            if not os.path.isfile(file) or _public_part(file) in offered:
-                continue
-            try:
-                yield file, paramiko.PKey.from_path(file)
-            except (paramiko.PasswordRequiredException, TypeError):
-                self._tried.append(f"{file} needs its passphrase (type: ssh-add {file})")
-            except (paramiko.SSHException, paramiko.pkey.UnknownKeyType, OSError, ValueError) as error:
-                self._tried.append(f"{file} cannot be read: {error}")
-
-    @contextlib.contextmanager
-    def _agent(self) -> Iterator[Mapping[bytes, paramiko.PKey]]:
-        """The keys in the agent, by their public part; it has to stay open while they sign."""
-        agent = AgentSSH()
-        keys: dict[bytes, paramiko.PKey] = {}
-        with socket.socket(socket.AF_UNIX) as sock:
-            if self._hop.agent is not None:
-                try:
-                    sock.settimeout(5)
-                    sock.connect(self._hop.agent)
-                    agent._connect(sock)  # type: ignore[attr-defined]  # paramiko's own way in, for any socket
-                    for key in agent.get_keys():
-                        if "-cert-v01@" in key.get_name():
-                            key.inner_key = None  # type: ignore[attr-defined]  # or paramiko shows the bare key under the certificate's name
-                        keys[key.asbytes()] = key
-                except (paramiko.SSHException, OSError) as error:
-                    self._tried.append(f"key agent {self._hop.agent}: {error}")
-            yield keys
-
-
-def _certifies(certificate: bytes, key: bytes) -> bool:
-    """Whether a certificate is this key's: after its type and a nonce it repeats the key's numbers."""
-    whole, plain = paramiko.Message(certificate), paramiko.Message(key)
-    for message, fields in ((whole, 2), (plain, 1)):
-        for _ in range(fields):
-            message.get_string()
-    return whole.get_remainder().startswith(plain.get_remainder())
-
-
-def _public_part(file: str) -> bytes | None:
-    try:
-        return PublicBlob.from_file(file + ".pub").key_blob
-    except (OSError, ValueError):
-        return None
+    return TurnedAway(text)

@@ -6,15 +6,65 @@ ProxyCommand runs without a shell and loses what the command says.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable
+from typing import Any
 
 from islandctl.errors import PreflightError, UnreachableError
 from islandctl.fleet import wire
 from islandctl.fleet.openssh import KEEPALIVE_COUNT, KEEPALIVE_S, Hop
+
+
+class Attentive:
+    """A connection's bytes, given up when the other side has been asked for a sign of life and gives none.
+
+    The kernel's own keepalive does not see a server that hangs, nor what lies behind a jump host. Stands in for a
+    socket with paramiko, which reads and writes with short deadlines and so comes by here often.
+    """
+
+    def __init__(self, stream: Any, patience_s: float) -> None:
+        self._stream = stream
+        self._patience_s = patience_s
+        self._heard = time.monotonic()
+        self._asked: float | None = None
+        self.silence = ""
+        """Why the connection was given up; empty: it was not."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def asked(self) -> None:
+        """The other side is being asked for an answer."""
+        if self._asked is None:
+            self._asked = time.monotonic()
+
+    def recv(self, size: int) -> bytes:
+        """As a socket's."""
+        try:
+            data: bytes = self._stream.recv(size)
+        except TimeoutError:
+            self._judge(self._asked)
+            raise
+        self._heard, self._asked = time.monotonic(), None
+        return data
+
+    def send(self, data: bytes) -> int:
+        """As a socket's. What cannot be sent, since the other side takes nothing, is a question as well."""
+        try:
+            return int(self._stream.send(data))
+        except TimeoutError:
+            self._judge(self._asked or self._heard)
+            raise
+
+    def _judge(self, since: float | None) -> None:
+        if since is not None and time.monotonic() - since >= self._patience_s:
+            self.silence = f"no answer for {self._patience_s:g} s"
+            raise ConnectionAbortedError(errno.ECONNABORTED, self.silence)
 
 
 def open_stream(label: str, hop: Hop) -> tuple[socket.socket, Callable[[], str]]:
@@ -28,7 +78,7 @@ def open_stream(label: str, hop: Hop) -> tuple[socket.socket, Callable[[], str]]
         return _proxy(label, hop.proxy_command)
     place = f"{hop.host} port {hop.port}"
     try:
-        sock = socket.create_connection((hop.host, hop.port), timeout=hop.connect_timeout_s)
+        sock = _connect(hop)
     except socket.gaierror as error:
         raise UnreachableError(
             f"{label}: the name {hop.host} is not known ({error.strerror})",
@@ -59,6 +109,23 @@ def open_stream(label: str, hop: Hop) -> tuple[socket.socket, Callable[[], str]]
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return sock, str
+
+
+def _connect(hop: Hop) -> socket.socket:
+    """Connect to the first of the host's addresses that answers."""
+    trouble = OSError("no address")
+    for family, kind, protocol, _, place in socket.getaddrinfo(hop.host, hop.port, hop.family, socket.SOCK_STREAM):
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.settimeout(hop.connect_timeout_s)
+            if hop.source is not None:
+                sock.bind((hop.source, 0))
+            sock.connect(place)
+            return sock
+        except OSError as error:
+            sock.close()
+            trouble = error
+    raise trouble
 
 
 def _proxy(label: str, command: str) -> tuple[socket.socket, Callable[[], str]]:

@@ -5,8 +5,11 @@ One file, standard library only, Python 3.8 or newer, Linux. It is copied to the
     python supervisor.py start FOLDER    begin in the background; returns at once; refused while one lives
     python supervisor.py keep FOLDER     the loop itself (what ``start`` begins)
 
-The files in FOLDER are described in docs/architecture.md. The functions ``states``, ``leftovers`` and ``end_marked``
-are also sent to a node as they are (see ``node.py``), so that there is one authority on what runs.
+The files in FOLDER are described in docs/architecture.md. The functions ``states``, ``leftovers``, ``remains`` and
+``end_marked`` are also sent to a node as they are (see ``node.py``), so that there is one authority on what runs.
+
+In order: processes; the machine (ports, memory, accelerators); files; why a child ended; children that hang; the
+loop; commands.
 """
 
 from __future__ import annotations
@@ -14,10 +17,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import glob
 import json
 import os
+import re
 import select
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -38,6 +45,23 @@ BUDGET_GRACE_S = 900.0
 MARK, JOB, LIFE = "ISLANDCTL_RUN", "ISLANDCTL_JOB", "ISLANDCTL_LIFE"
 ASKED = "asked to stop"
 LIVE = ("starting", "running", "backoff", "stopping")
+CRASH, MEMORY, HUNG, PEER_LOST = "crash", "out-of-memory", "hung", "peer-lost"
+PREEMPTED, NODE_LOST = "preempted", "node-lost"
+"""Why a child ended though nobody had asked it to. The last two are not its fault, and not counted as failures."""
+MEMORY_ENDS = 2
+"""Ends for lack of memory without progress in between: what needs too much at one step does so every time."""
+PORT_PATIENCE_S = 10.0
+"""How long a port that must be free is waited for: what held it may be about to end."""
+LOOK_S = 2.0
+"""How often the watchdog looks."""
+SLOW_WORK = 6.0
+"""Starting, evaluating and checkpointing may take so many times longer than a step before they count as hung."""
+DUMP_S = 20.0
+LOG_BYTES = 64 << 20
+"""From this size on a life of the child begins a new piece of its log."""
+LOG_PIECES = 4
+"""So many are kept."""
+CGROUPS = "/sys/fs/cgroup"
 
 
 # Processes ------------------------------------------------------------------------------------------------------
@@ -99,17 +123,19 @@ def marked(mark: str, job: str | None = None) -> Iterator[tuple[int, int, dict[s
             yield int(name), born, environ
 
 
+def command_of(pid: int) -> str:
+    """The command line of a process; empty when it has ended."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return os.fsdecode(file.read().replace(b"\0", b" ")).strip()[:400]
+    except OSError:
+        return ""
+
+
 def leftovers(mark: str) -> list[dict[str, Any]]:
     """Every process of the run on this machine: pid, command, job."""
-    found = []
-    for pid, _, environ in marked(mark):
-        try:
-            with open(f"/proc/{pid}/cmdline", "rb") as file:
-                command = os.fsdecode(file.read().replace(b"\0", b" ")).strip()
-        except OSError:
-            continue
-        found.append({"pid": pid, "command": command[:400], "job": environ.get(JOB, "")})
-    return found
+    found = [(pid, command_of(pid), environ.get(JOB, "")) for pid, _, environ in marked(mark)]
+    return [{"pid": pid, "command": command, "job": job} for pid, command, job in found if command]
 
 
 def _kill(pid: int, born: int, number: int) -> None:
@@ -135,6 +161,151 @@ def end_marked(mark: str, job: str | None, timeout_s: float, spare: tuple[int, .
         if time.monotonic() > deadline + 10:
             return [pid for pid, _ in alive]
         time.sleep(0.05)
+
+
+# The machine ----------------------------------------------------------------------------------------------------
+
+
+def listeners(ports: list[int]) -> list[tuple[int, int | None]]:
+    """Who listens on these TCP ports, at whatever address: (port, pid); None: another user's process."""
+    inodes = {}
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError), open(table) as file:
+            for fields in (line.split() for line in file.readlines()[1:]):
+                port = int(fields[1].rpartition(":")[2], 16)
+                if fields[3] == "0A" and port in ports:
+                    inodes[f"socket:[{fields[9]}]"] = port
+    found: dict[int, int | None] = dict.fromkeys(inodes.values())
+    for pid in (int(name) for name in os.listdir("/proc") if inodes and name.isdigit()):
+        with contextlib.suppress(OSError):
+            for descriptor in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    held = inodes.get(os.readlink(f"/proc/{pid}/fd/{descriptor}"))
+                    if held is not None:
+                        found[held] = pid
+    return sorted(found.items())
+
+
+def taken(address: str, port: int) -> str:
+    """Why one cannot listen on the port at the address, and who holds it; empty: one can, it was tried.
+
+    At all addresses as well, since that is where torch's store listens.
+    """
+    try:
+        for place in (address, ""):
+            with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as whoever listens there will do
+                probe.bind((place, port))
+                probe.listen(1)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            return f"cannot listen at {address} port {port}: {error.strerror}"
+        return f"port {port} is held by {' and '.join(map(_holder, listeners([port]))) or 'nobody visible'}"
+    return ""
+
+
+def _holder(found: tuple[int, int | None]) -> str:
+    pid = found[1]
+    return "another user's process" if pid is None else f"process {pid} ({command_of(pid)})"
+
+
+def memory_kills() -> tuple[str, int] | None:
+    """How many processes the kernel has killed for lack of memory: in our own cgroup, else on the whole machine.
+
+    With the file that says so. None: this kernel does not tell.
+    """
+    files = []
+    with contextlib.suppress(OSError), open("/proc/self/cgroup") as file:
+        for line in file.read().splitlines():
+            number, controllers, path = line.split(":", 2)
+            for inside in (path.rstrip("/"), ""):  # a container may see its own cgroup as the root
+                if number == "0":
+                    files.append(f"{CGROUPS}{inside}/memory.events")
+                elif "memory" in controllers.split(","):
+                    files.append(f"{CGROUPS}/memory{inside}/memory.oom_control")
+    for name in [*files, "/proc/vmstat"]:
+        with contextlib.suppress(OSError, ValueError), open(name) as file:
+            for line in file:
+                if line.startswith("oom_kill "):
+                    return name, int(line.split()[1])
+    return None
+
+
+def accelerators(patience_s: float = 10.0) -> dict[str, Any] | None:
+    """The NVIDIA accelerators here, and what holds memory on them; None: there is no accelerator here.
+
+    Waits while memory is held by nobody visible: a driver takes a moment to clear up after a killed process.
+
+    Returns:
+        ``num``, and ``held``: one text for each accelerator of which memory is in use, or for what went wrong.
+    """
+    smi = shutil.which("nvidia-smi")
+    if smi is None:
+        return None
+    end = time.monotonic() + patience_s
+    while True:
+        try:
+            cards = _ask([smi, "--query-gpu=uuid,index,memory.used", "--format=csv,noheader,nounits"])
+            users = _ask([smi, "--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader"])
+            held, hidden = card_memory(cards, users)
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            return {"num": 0, "held": [f"nvidia-smi does not tell: {error}"]}
+        if not hidden or time.monotonic() > end:
+            return {"num": len(cards), "held": held}
+        time.sleep(0.5)
+
+
+IDLE_MIB = 1024
+"""What a driver keeps for itself on an accelerator that nobody uses stays below this."""
+
+
+def card_memory(cards: list[str], users: list[str]) -> tuple[list[str], bool]:
+    """What ``nvidia-smi`` says of memory in use, a text for each such card; and whether some is held by nobody seen.
+
+    Args:
+        cards: lines ``uuid, index, MiB in use``.
+        users: lines ``uuid of the card, pid``.
+    """
+    holders: dict[str, list[int]] = {}
+    for uuid, pid in (line.split(",")[:2] for line in users):
+        holders.setdefault(uuid.strip(), []).append(int(pid))
+    held, hidden = [], False
+    for uuid, index, used in (line.split(",")[:3] for line in cards):
+        if not used.strip().isdigit():
+            held.append(f"accelerator {index.strip()}: memory in use is not told ({used.strip()})")
+            continue
+        seen = [(pid, command_of(pid)) for pid in holders.get(uuid.strip(), ())]
+        names = [f"process {pid} ({command or 'not visible here'})" for pid, command in seen]
+        if names or int(used) >= IDLE_MIB:
+            who = ", ".join(names) or "no process that is visible here"
+            held.append(f"accelerator {index.strip()}: {int(used)} MiB in use by {who}")
+            hidden |= not any(command for _, command in seen)
+    return held, hidden
+
+
+def _ask(argv: list[str]) -> list[str]:
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20, check=True)
+    return [line for line in done.stdout.splitlines() if line.strip()]
+
+
+def remains(mark: str, folders: list[str], ports: list[int], patience_s: float = 3.0) -> dict[str, Any]:
+    """What is left of the run here: processes, listeners on its ports, and what holds accelerators' memory.
+
+    Args:
+        folders: of the workers' supervisors, whose jobs tell more ports; none: nobody used accelerators here.
+        patience_s: for ports that the far end of a tunnel, or a process that ends, still holds.
+    """
+    jobs = [read_json(os.path.join(folder, "job.json")) or {} for folder in folders]
+    asked = sorted({*ports, *(int(port) for job in jobs for _, port in job.get("binds") or ())})
+    found, end = leftovers(mark), time.monotonic() + patience_s
+    while not found and listeners(asked) and time.monotonic() < end:
+        time.sleep(0.1)
+    return {
+        "processes": found,
+        "ports": asked,
+        "taken": [f"port {one[0]} is held by {_holder(one)}" for one in listeners(asked)],
+        "accelerators": accelerators() if folders and not found else None,
+    }
 
 
 # Files ----------------------------------------------------------------------------------------------------------
@@ -228,6 +399,13 @@ def furthest(path: str | None) -> tuple[int, int]:
     return best
 
 
+def pieces(base: str) -> list[tuple[int, str]]:
+    """The pieces of a log on disk, the oldest first: ``BASE.log`` is number 0, ``BASE.1.log`` the next one."""
+    fits = re.compile(re.escape(base) + r"(?:\.(\d+))?\.log")
+    found = [fits.fullmatch(name) for name in glob.glob(glob.escape(base) + "*.log")]
+    return sorted((int(one[1] or 0), one[0]) for one in found if one)
+
+
 def utc() -> str:
     """Now, as text."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -248,6 +426,11 @@ def loss(state: dict[str, Any]) -> str:
     return "the node was rebooted" if state.get("boot_id") != boot_id() else "the supervisor was killed"
 
 
+def loss_kind(state: dict[str, Any]) -> str:
+    """The same in a word."""
+    return NODE_LOST if state.get("boot_id") != boot_id() else CRASH
+
+
 def states(folders: list[str]) -> list[dict[str, Any]]:
     """What the supervisors of these folders do; the keys are those of ``SupervisorState``."""
     answers: list[dict[str, Any]] = []
@@ -257,21 +440,130 @@ def states(folders: list[str]) -> list[dict[str, Any]]:
             answers.append({"state": "absent"})
             continue
         answer: dict[str, Any] = {
-            key: state.get(key) for key in ("state", "restarts", "child_pid", "supervisor_pid", "since", "last")
+            key: state.get(key)
+            for key in ("state", "restarts", "child_pid", "supervisor_pid", "since", "last", "last_kind")
         }
         answer["beat_age_s"] = max(0.0, time.time() - state.get("beat", 0.0))
         if state["state"] in LIVE and not lives(state):
             # Its last word counts, also where a full disk left no room to tell the state after it.
             answer["state"] = "ended" if os.path.exists(os.path.join(folder, "exit.json")) else "lost"
-            answer["reason"] = loss(state)
+            answer["reason"], answer["kind"] = loss(state), loss_kind(state)
             job = read_json(os.path.join(folder, "job.json")) or {}
             rest = marked(job["mark"], job["name"]) if "mark" in job else ()
             answer["orphans"] = any(LIFE in environ for _, _, environ in rest)  # the next supervisor has none
         ended = read_json(os.path.join(folder, "exit.json")) if answer["state"] == "ended" else None
         if ended:
-            answer.update({key: ended.get(key) for key in ("outcome", "code", "signal", "reason", "restarts")})
+            told = ("outcome", "code", "signal", "kind", "rank", "reason", "restarts")
+            answer.update({key: ended.get(key) for key in told})
         answers.append(answer)
     return answers
+
+
+# Why a child ended ----------------------------------------------------------------------------------------------
+
+CULPRITS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+
+
+def first_to_fail(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The rank that took the others with it, of those that ended together.
+
+    One that was killed from outside comes first; one that aborted, or ended by itself, may only have lost a peer.
+    """
+
+    def order(rank: dict[str, Any]) -> tuple[int, float, int]:
+        by = rank.get("signal")
+        return (0 if by in CULPRITS else 2 if by == signal.SIGABRT else 1, rank.get("at", 0.0), rank["rank"])
+
+    return min(ranks, key=order, default=None)
+
+
+def story(rank: dict[str, Any], others: int) -> str:
+    """How the first rank ended, and what became of the others."""
+    code = rank["code"] if rank.get("signal") is None else -rank["signal"]
+    rest = {0: "", 1: "; the other rank was stopped by us"}
+    return f"{_rank(rank)}: {ending(code)}" + rest.get(others, f"; the other {others} ranks were stopped by us")
+
+
+def _rank(told: dict[str, Any]) -> str:
+    return f"rank {told['rank']} (process {told.get('pid')})"
+
+
+# Children that hang --------------------------------------------------------------------------------------------
+
+
+class Watch:
+    """Do the ranks of a child get on? Each writes its pulse into a file of the folder, ``pulse-N.json``.
+
+    Args:
+        settings: ``least_s``, below which nothing counts as hung, and ``factor``, so many times the usual step.
+    """
+
+    def __init__(self, folder: str, settings: dict[str, Any]) -> None:
+        self._folder, self._settings = folder, settings
+        self._seen: dict[str, tuple[dict[str, Any], float]] = {}
+        self._looked = time.monotonic()
+        for path in glob.glob(self._pattern):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+    @property
+    def _pattern(self) -> str:
+        return os.path.join(glob.escape(self._folder), "pulse-*.json")
+
+    @property
+    def pulses(self) -> list[dict[str, Any]]:
+        """The newest of each rank, in order."""
+        return sorted((pulse for pulse, _ in self._seen.values()), key=lambda pulse: int(pulse["rank"]))
+
+    def look(self, now: float) -> str:
+        """Why the child counts as hung at the monotonic time ``now``; empty: it does not."""
+        gap = now - self._looked
+        if gap < LOOK_S:
+            return ""
+        self._looked = now
+        slept = gap - LOOK_S if gap > 5 * LOOK_S else 0.0  # we stood still as well: nobody can be blamed
+        for path in glob.glob(self._pattern):
+            pulse = read_json(path)
+            before, since = self._seen.get(path, (None, now))
+            if pulse is not None and pulse.keys() >= {"rank", "pid", "birth", "dump_signal"}:
+                self._seen[path] = (pulse, now if pulse != before else since + slept)
+        return self._hung(now)
+
+    def _hung(self, now: float) -> str:
+        for path in sorted(self._seen):
+            pulse, since = self._seen[path]
+            usual_s = float(pulse.get("step_s") or 0.0)
+            limit_s = max(float(self._settings["least_s"]), float(self._settings["factor"]) * usual_s)
+            if pulse.get("state") == "resting":
+                continue
+            slow = pulse.get("state") not in ("training", "waiting")
+            if now - since > limit_s * (SLOW_WORK if slow else 1.0):
+                usual = f", a step usually takes {span(usual_s)}" if usual_s else ""
+                where = f"{_rank(pulse)}, {pulse.get('state')} at step {pulse.get('step')}"
+                return f"no sign of life for {span(now - since)} from {where}{usual}"
+        return ""
+
+
+def dump_stacks(pulses: list[dict[str, Any]], python: str, log: Any) -> None:
+    """Have each rank write where it stands into its own log; py-spy, where it is installed, into ``log``.
+
+    A rank that was stopped (SIGSTOP) is woken up for that.
+    """
+    for pulse in pulses:
+        if birth(pulse["pid"]) == pulse["birth"]:
+            for number in (pulse["dump_signal"], signal.SIGCONT):
+                with contextlib.suppress(OSError):
+                    os.kill(pulse["pid"], number)
+    spy = shutil.which("py-spy", path=os.path.dirname(python)) or shutil.which("py-spy")
+    if spy is None:
+        time.sleep(0.5)  # for the ranks to have written
+        return
+    end = time.monotonic() + DUMP_S
+    for pulse in pulses:
+        argv = [spy, "dump", "--nonblocking", "--pid", str(pulse["pid"])]
+        left_s = max(0.1, end - time.monotonic())
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=left_s, check=False)
 
 
 # The loop -------------------------------------------------------------------------------------------------------
@@ -290,9 +582,19 @@ class Supervisor:
         self.restart.update(job.get("restart") or {})
         self.restarts = 0
         self.failures = 0
-        """Restarts since the child last made progress."""
+        """Ends of its own fault since the child last made progress."""
+        self.memory_ends = 0
+        """Those for lack of memory among them."""
         self.asked = ""
         """Why we were told to stop; empty while we were not."""
+        self.taken = False
+        """A signal from outside told us: the machine is taken away."""
+        self.hung = ""
+        """Why the child's present life was ended as hung; empty: it was not."""
+        self.trouble = ""
+        """Why the child could not be started."""
+        self.killed_before: tuple[str, int] | None = None
+        """``memory_kills`` when the child's present life began."""
         self.used_s = float((read_json(self._path("used.json")) or {}).get("seconds", 0.0))
         """How long supervisors of this folder have kept the job."""
         self._counted = time.monotonic()
@@ -362,21 +664,30 @@ class Supervisor:
             os.read(self._woken, 4096)
 
     def _on_signal(self, number: int, _: Any) -> None:
-        self.asked = f"the supervisor got {signal.Signals(number).name}"
+        if not self.asked:
+            self.asked, self.taken = f"the supervisor got {signal.Signals(number).name}", True
 
-    def run(self, held: dict[str, Any] | None) -> None:
-        """Keep the child until it is done, is stopped, or fails for good. ``held``: state of a lost predecessor."""
+    def run(self, held: dict[str, Any] | None, preempted: dict[str, Any] | None = None) -> None:
+        """Keep the child until it is done, is stopped, or fails for good.
+
+        Args:
+            held: state of a lost predecessor.
+            preempted: last word of a predecessor that the machine was taken from.
+        """
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):  # schedulers give notice with any of them
             signal.signal(number, self._on_signal)
         # What lies there now is of an earlier life, unless a lost predecessor had a child since.
         before = _signature(self.job.get("outcome")) if held is None else held.get("outcome_before")
         if held is not None:
             self.restarts = held.get("restarts", 0)
             self._log(f"taking over from supervisor {held.get('supervisor_pid')}, which was lost")
-        self._tell("starting", child_pid=None, outcome_before=before, last=loss(held) if held else "")
+        last, kind = (loss(held), loss_kind(held)) if held else ("", "")
+        if preempted is not None:
+            self.restarts, last, kind = preempted.get("restarts", 0) + 1, preempted.get("reason", ""), PREEMPTED
+        self._tell("starting", child_pid=None, outcome_before=before, last=last, last_kind=kind)
         reserve(self._path("exit.json"))
         self.reached = furthest(self.job.get("progress"))
         # Workers that a lost predecessor has left may be well: they get the time that a checkpoint takes.
@@ -392,31 +703,43 @@ class Supervisor:
             code = self._child(before)
             reached = furthest(self.job.get("progress"))
             if reached > self.reached:
-                self.reached, self.failures = reached, 0
-            verdict = self._verdict(code, self._told(before))
+                self.reached, self.failures, self.memory_ends = reached, 0, 0
+            why = self._why(code, self._said(before))
+            self.memory_ends += why["kind"] == MEMORY
+            verdict = self._verdict(why, self._told(before))
             if verdict is None:
                 self.restarts += 1
-                self.failures += 1
-                self._pause(code, self._cause(code, before))
+                self.failures += why["kind"] not in (PREEMPTED, NODE_LOST)
+                self._pause(why)
         left = self._end_rest(self._grace_s())
         if left:
             verdict["reason"] = f"{verdict.get('reason', '')}; processes that would not end: {left}"
         if verdict["outcome"] == "stopped" and self._overdrawn():
             verdict["reason"] = f"{BY_BUDGET}: {span(self.used_s)} of {span(self.job['budget_s'])} used"
         self._log(f"{verdict['outcome']}: {verdict.get('reason') or 'done'}")
+        self._end(verdict)
+
+    def _end(self, verdict: dict[str, Any]) -> None:
+        """The last word: nothing of the job is left."""
         verdict.update(restarts=self.restarts, at=utc())
-        write_json(
-            self._path("exit.json"), dict({"code": None, "signal": None, "reason": ""}, **verdict), durable=True
-        )
+        kind = PREEMPTED if self.taken and verdict["outcome"] == "stopped" else ""
+        usual = {"code": None, "signal": None, "kind": kind, "rank": None, "reason": ""}
+        write_json(self._path("exit.json"), dict(usual, **verdict), durable=True)
         self._tell("ended", child_pid=None)
 
     def _child(self, before: list[int] | None) -> int:
         """One life of the child, until its whole group is gone. Returns its code, negative for a signal."""
+        self.hung = self.trouble = ""
+        self.killed_before = memory_kills()
+        with contextlib.suppress(OSError):
+            os.unlink(self.job.get("ranks_ended") or "")
+        watch = Watch(self.folder, self.job["watchdog"]) if self.job.get("watchdog") else None
         try:
+            self._await_ports()
             self.child = self._spawn()
         except (OSError, ValueError) as error:
-            self._log(f"cannot start: {error}")
-            self._note(f"islandctl: cannot start {self.job['argv'][0]}: {error}")
+            self.trouble = f"cannot start {self.job['argv'][0]}: {error}"
+            self._log(self.trouble)
             return 127
         pid = self.child.pid
         self._log(f"started pid {pid}")
@@ -426,6 +749,12 @@ class Supervisor:
             if self._stop_asked():
                 self._tell("stopping")
                 break
+            self.hung = watch.look(time.monotonic()) if watch else ""
+            if watch and self.hung:
+                self._note(f"islandctl: {self.hung}; its stacks go into the logs, then it is ended")
+                with contextlib.suppress(OSError), open(self._node_log(), "ab") as log:
+                    dump_stacks(watch.pulses, self.job["argv"][0], log)
+                break
             self._beat()
             self._wait(POLL_S)
         self._end_group(pid)
@@ -434,6 +763,19 @@ class Supervisor:
         self._end_rest(self._grace_s())
         self._log(f"pid {pid}: {ending(code)}")
         return code
+
+    def _await_ports(self) -> None:
+        """The ports that the child will listen on, tried by binding. Raises ValueError: one is taken, and by whom."""
+        for address, port in self.job.get("binds") or ():
+            end = time.monotonic() + PORT_PATIENCE_S
+            while True:
+                problem = taken(address, port)
+                if not problem:
+                    break
+                if time.monotonic() > end or self._stop_asked():
+                    raise ValueError(problem)
+                self._beat()
+                self._wait(POLL_S)
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         job = self.job
@@ -446,6 +788,7 @@ class Supervisor:
             env.update(secrets)
         env.update({MARK: job["mark"], JOB: job["name"], LIFE: f"{os.getpid()}.{self.restarts}"})
         argv = list(job["argv"])
+        self._turn_log()
         if job.get("setup"):
             argv = ["/bin/sh", "-c", "\n".join(job["setup"]) + '\nexec "$@"', "sh", *argv]
         with open(self._node_log(), "ab") as log:
@@ -459,8 +802,22 @@ class Supervisor:
                 start_new_session=True,
             )
 
+    @property
+    def _log_base(self) -> str:
+        return self._path(f"logs/{self.job['name'].rpartition('/')[2]}")
+
     def _node_log(self) -> str:
-        return self._path(f"logs/{self.job['name'].rpartition('/')[2]}.log")
+        """The newest piece of the child's log."""
+        return (pieces(self._log_base) or [(0, f"{self._log_base}.log")])[-1][1]
+
+    def _turn_log(self) -> None:
+        """A new piece of the child's log for its next life, when the newest is large; the oldest goes."""
+        with contextlib.suppress(OSError):
+            if os.path.getsize(self._node_log()) >= LOG_BYTES:
+                number = pieces(self._log_base)[-1][0] + 1
+                open(f"{self._log_base}.{number}.log", "ab").close()
+                for _, path in pieces(self._log_base)[:-LOG_PIECES]:
+                    os.unlink(path)
 
     def _note(self, line: str) -> None:
         with contextlib.suppress(OSError), open(self._node_log(), "ab", buffering=0) as log:
@@ -481,8 +838,11 @@ class Supervisor:
             self._wait(0.05)
 
     def _grace_s(self) -> float:
-        """Between TERM and KILL: what the job asks for when it is stopped, less for the rest of a crashed child."""
-        return self._stop_timeout_s() if self.asked else min(self._stop_timeout_s(), CRASH_GRACE_S)
+        """Between TERM and KILL: what the job asks for when it is stopped, less for the rest of a crashed child.
+
+        One that only seemed hung, since somebody had stopped one of its ranks, can save as well.
+        """
+        return self._stop_timeout_s() if self.asked or self.hung else min(self._stop_timeout_s(), CRASH_GRACE_S)
 
     def _stop_timeout_s(self) -> float:
         return float(self.job.get("stop_timeout_s", 60.0))
@@ -499,11 +859,15 @@ class Supervisor:
         """End what carries our name but left the group, or was left by a predecessor."""
         return end_marked(self.job["mark"], self.job["name"], grace_s, (os.getpid(),))
 
+    def _said(self, before: list[int] | None) -> dict[str, Any]:
+        """The child's own last word, if it was said since ``before``."""
+        path = self.job.get("outcome")
+        return (read_json(path) if path and _signature(path) != before else None) or {}
+
     def _told(self, before: list[int] | None) -> dict[str, Any] | None:
         """The child's own last word, if it was said since ``before`` and is final."""
-        path = self.job.get("outcome")
-        told = read_json(path) if path and _signature(path) != before else None
-        if told is None or (told.get("outcome") == "failed" and told.get("retry", True)):
+        told = self._said(before)
+        if told.get("outcome") == "failed" and told.get("retry", True):
             return None
         if told.get("outcome") == "stopped" and told.get("retry") and not self.asked:
             return None  # somebody's signal, or ours to the rest of a child that died: nobody asked for a stop
@@ -511,35 +875,75 @@ class Supervisor:
             return None
         return {"outcome": told["outcome"], "reason": told.get("reason") or ""}
 
-    def _verdict(self, code: int, told: dict[str, Any] | None) -> dict[str, Any] | None:
+    def _why(self, code: int, said: dict[str, Any]) -> dict[str, Any]:
+        """How the child ended: ``kind`` and ``cause``, ``code`` or ``signal``, and the ``rank`` that was first."""
+        ended = read_json(self.job.get("ranks_ended") or "") or {}
+        first = first_to_fail(ended.get("ranks") or [])
+        why: dict[str, Any] = {
+            "kind": CRASH,
+            "cause": self.trouble or ending(code),
+            "code": code if code >= 0 else None,
+            "signal": -code if code < 0 else None,
+            "rank": None,
+        }
+        if first is not None:
+            why.update(cause=story(first, len(self.job.get("ranks") or [0]) - 1))
+            why.update({key: first.get(key) for key in ("code", "signal", "rank")})
+        if said.get("outcome") == "failed" and not (said.get("kind") == PEER_LOST and why["signal"]):
+            why.update(cause=said.get("reason") or why["cause"], rank=said.get("rank"))
+            why.update(kind=said.get("kind") or CRASH)
+        elif self.hung:
+            why.update(kind=HUNG, cause=self.hung)
+        elif self._starved(why):
+            why.update(kind=MEMORY)
+        elif code in (-signal.SIGTERM, -signal.SIGINT) or ended.get("signal") or _stopped_itself(code, said):
+            by = ended.get("signal") or -min(0, code)
+            why.update(kind=PREEMPTED, cause=f"ended by {named(by)} from outside" if by else said["reason"])
+        return why
+
+    def _starved(self, why: dict[str, Any]) -> bool:
+        """Was it the kernel that killed it, for lack of memory? Then its count has grown; the cause says so."""
+        if why["signal"] != signal.SIGKILL and why["code"] != 128 + signal.SIGKILL:
+            return False
+        now, before = memory_kills(), self.killed_before
+        if now is None or before is None or now[0] != before[0] or now[1] <= before[1]:
+            return False
+        why["cause"] += (
+            f"; the kernel did it for lack of memory ({now[0]}: oom_kill rose from {before[1]} to {now[1]})"
+        )
+        return True
+
+    def _verdict(self, why: dict[str, Any], told: dict[str, Any] | None) -> dict[str, Any] | None:
         """How the job ended; None: start the child again."""
-        how = {"code": code if code >= 0 else None, "signal": -code if code < 0 else None}
+        how = {key: why[key] for key in ("code", "signal")}
         if told is not None:
-            return dict(told, **how)
+            failed = told["outcome"] == "failed"
+            return dict(told, **how, **({"kind": why["kind"], "rank": why["rank"]} if failed else {}))
         if self.asked:
             return dict(how, outcome="stopped", reason=self.asked)
-        if code == 0 and not self.job.get("outcome"):
+        if why["code"] == 0 and not self.job.get("outcome") and not self.hung:
             return dict(how, outcome="finished", reason="")
-        if self.failures >= self.restart["limit"]:
-            reason = f"{ending(code)}; {self.failures} restarts without progress"
-            return dict(how, outcome="failed", reason=reason)
-        return None
+        reason = ""
+        if self.memory_ends >= MEMORY_ENDS:
+            reason = f"{why['cause']}; out of memory for the second time without a step further"
+        elif why["kind"] not in (PREEMPTED, NODE_LOST) and self.failures >= self.restart["limit"]:
+            reason = f"{why['cause']}; {self.failures} restarts without progress"
+        return dict(how, outcome="failed", kind=why["kind"], rank=why["rank"], reason=reason) if reason else None
 
-    def _cause(self, code: int, before: list[int] | None) -> str:
-        """Why the child ended though nobody had asked it to: in its own words, or by its exit code."""
-        path = self.job.get("outcome")
-        told = read_json(path) if path and _signature(path) != before else None
-        said = told.get("reason") if told and told.get("outcome") == "failed" else ""
-        return str(said or ending(code))
-
-    def _pause(self, code: int, cause: str) -> None:
-        pause = min(self.restart["backoff_limit_s"], self.restart["backoff_s"] * 2.0 ** min(self.failures - 1, 30))
-        self._note(f"islandctl: {ending(code)}; restart {self.restarts} in {pause:.1f} s")
-        self._tell("backoff", child_pid=None, last=cause)
+    def _pause(self, why: dict[str, Any]) -> None:
+        times = 2.0 ** min(max(0, self.failures - 1), 30)
+        pause = min(self.restart["backoff_limit_s"], self.restart["backoff_s"] * times)
+        self._note(f"islandctl: {why['kind']}: {why['cause']}; restart {self.restarts} in {pause:.1f} s")
+        self._tell("backoff", child_pid=None, last=why["cause"], last_kind=why["kind"])
         end = time.monotonic() + pause
         while time.monotonic() < end and not self._stop_asked():
             self._beat()
             self._wait(min(POLL_S, end - time.monotonic()))
+
+
+def _stopped_itself(code: int, said: dict[str, Any]) -> bool:
+    """Its processes were asked by somebody's signal to save and end, and did, before we had sent them any."""
+    return code == 0 and said.get("outcome") == "stopped" and bool(said.get("retry"))
 
 
 def span(seconds: float) -> str:
@@ -550,20 +954,26 @@ def span(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
-def ending(code: int) -> str:
-    """``killed by SIGKILL`` or ``exit code 3``."""
-    if code >= 0:
-        return f"exit code {code}"
+def named(number: int) -> str:
+    """``signal 9 (SIGKILL)``."""
     try:
-        return f"killed by {signal.Signals(-code).name}"
+        return f"signal {number} ({signal.Signals(number).name})"
     except ValueError:
-        return f"killed by signal {-code}"
+        return f"signal {number}"
+
+
+def ending(code: int) -> str:
+    """``killed by signal 9 (SIGKILL)`` or ``exit code 3``."""
+    if code < 0:
+        return f"killed by {named(-code)}"
+    shells = f", which is how a shell tells {named(code - 128)}" if 128 < code < 128 + signal.NSIG else ""
+    return f"exit code {code}{shells}"
 
 
 # Commands -------------------------------------------------------------------------------------------------------
 
 
-def keep(folder: str) -> None:
+def keep(folder: str, kind: type[Supervisor] = Supervisor) -> None:
     """Take the folder's lock and run the loop."""
     lock = os.open(os.path.join(folder, "supervisor.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -573,12 +983,14 @@ def keep(folder: str) -> None:
             raise SystemExit(f"another supervisor holds {folder}") from None
         # Some cluster file systems know no locks: ``start`` has looked at the processes already.
     state = read_json(os.path.join(folder, "state.json"))
-    told = os.path.exists(os.path.join(folder, "exit.json"))
-    lost = state is not None and state.get("state") in LIVE and not told
+    ended = os.path.join(folder, "exit.json")
+    told = read_json(ended)
+    lost = state is not None and state.get("state") in LIVE and not os.path.exists(ended)
     for name in ("exit.json",) if lost else ("exit.json", "stop"):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(folder, name))
-    Supervisor(folder).run(state if lost else None)
+    preempted = told is not None and (told.get("outcome"), told.get("kind")) == ("stopped", PREEMPTED)
+    kind(folder).run(state if lost else None, told if preempted else None)
 
 
 def start(folder: str, python: str) -> dict[str, Any]:

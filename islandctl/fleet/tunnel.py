@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 import pwd
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from islandctl.config.host_address import parse_address
 from islandctl.config.site import Ssh
-from islandctl.fleet import node
+from islandctl.errors import PreflightError, UnreachableError
+from islandctl.fleet import node, wire
 from islandctl.fleet.host import Host
 from islandctl.fleet.job import RestartPolicy, SupervisorJob
 from islandctl.fleet.openssh import KEEPALIVE_COUNT, KEEPALIVE_S, Hop, resolve
@@ -53,6 +55,29 @@ def open_tunnel(local: Host, supervisor_path: str, python: str, tunnel: Tunnel) 
     """Write the tunnel's files and begin its supervisor; returns the supervisor's pid. See ``node.start``."""
     node.write_files(local, str(tunnel.folder), {"ssh_config": (tunnel.ssh_config, 0o600)})
     return node.start(local, supervisor_path, python, str(tunnel.folder), tunnel.job)
+
+
+def await_reverse(local: Host, host: Host, folder: Path, port: int, timeout_s: float) -> None:
+    """Wait until a reverse tunnel stands: its port on the host takes connections.
+
+    Raises:
+        PreflightError: the host's SSH server refuses it.
+        UnreachableError: it does not come up in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not node.wait_port(host, port, timeout_s=1.0):
+        log = node.read(local, str(folder / "logs" / f"{folder.name}.log")).data
+        said = wire.last_line(b"\n".join(line for line in log.splitlines() if b"forwarding failed" in line) or log)
+        if "forwarding failed" in said:
+            raise PreflightError(
+                f"{host.label}: its SSH server allows no tunnel to the relay (AllowTcpForwarding?): {said}",
+                hint="have remote forwarding allowed there, or name a relay.address that the site reaches by itself",
+            )
+        if time.monotonic() > deadline:
+            raise UnreachableError(
+                f"{host.label}: the tunnel to the relay does not come up within {timeout_s:g} s: {said or 'no word'}",
+                hint=f"read {folder}/logs/{folder.name}.log; the tunnel is OpenSSH's own ssh",
+            )
 
 
 def _tunnel(

@@ -133,7 +133,10 @@ def result(label: str, call: Call, done: Completed) -> Any:
                 hint="run the command again; training on the node is not affected",
             )
         noise = last_line(done.stderr) or last_line(done.stdout) or "no output"
-        raise PreflightError(f"{label}: python gave no answer (exit code {done.code}): {noise}")
+        raise PreflightError(
+            f"{label}: python gave no answer (exit code {done.code}): {noise}",
+            hint="log in by hand and see what the login shell says; it must be one that runs commands",
+        )
     if "error" in value:
         raise _raised(label, value)
     return value["result"]

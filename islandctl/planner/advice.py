@@ -11,12 +11,14 @@ from islandctl.config.recipe import Training
 from islandctl.config.units import bits_per_s_text, bytes_text, memory_text, seconds_text
 from islandctl.errors import IslandError
 from islandctl.planner.change import BOTH_WAYS, EVERY_SITE, Case
+from islandctl.planner.pace import LONG_WAIT
 from islandctl.planner.plan import Change, Constraint, Plan
 
 Replan = Callable[[Case], Plan]
 
 WAITING = 0.99
 """A cell that trains for less of the time than this is worth advice."""
+PACE = "pace of the slowest"
 MOST_CELLS = 64
 """With more, planning again and again would take longer than it helps."""
 
@@ -51,10 +53,20 @@ def _faster(case: Case, plan: Plan, replan: Replan) -> Iterator[Change]:
     def helps(new: Plan) -> bool:
         return new.feasible and new.totals.computing is not None and new.totals.computing.value >= WAITING
 
-    if any(one.name == "pace of the slowest" and one.use > 1 - WAITING for one in plan.constraints):
-        return  # no link is to blame
+    pace = next((one.use for one in plan.constraints if one.name == PACE), 0.0)
+    if pace > 1 - WAITING:  # no link is to blame
+        exchange = case.recipe.value.exchange
+        if pace > LONG_WAIT and exchange.pace == "equal" and exchange.mode == "two-site":
+            yield from _first(case, "exchange.pace", ["measured"], lambda new: _waits_less(plan, new), replan, PACE)
+        return
     for path, values in _link_settings(case):
         yield from _first(case, path, values, helps, replan, "")
+
+
+def _waits_less(plan: Plan, new: Plan) -> bool:
+    """Whether the cell that waits most of ``new`` trains for more of its time."""
+    before, after = plan.totals.computing, new.totals.computing
+    return new.feasible and before is not None and after is not None and after.value > before.value
 
 
 def _first(
@@ -107,7 +119,8 @@ def _effect(plan: Plan, binding: str) -> str:
     parts = []
     same = next((one for one in plan.constraints if one.name == binding), None)
     if same is not None:
-        parts.append(f"{same.name} {_amount(same.need, same.unit)} of {_amount(same.has, same.unit)}")
+        amounts = f"{_amount(same.need, same.unit)} of {_amount(same.has, same.unit)}"
+        parts.append(f"{same.name} {amounts if same.unit else f'{same.use:.1%}'}")
     computing = plan.totals.computing
     if computing is not None:
         parts.append(f"computes {computing.value:.0%} of the time")

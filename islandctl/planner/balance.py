@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from islandctl.config.exchange import Exchange
+from islandctl.config.pace import paced
 from islandctl.config.units import seconds_text
+from islandctl.planner.pace import UNEQUAL
 from islandctl.planner.plan import CellPlan, CellShare, Finding
 
-UNEQUAL = 1.2
-"""Times the fastest step's time from which a slow cell deserves a word."""
 MOST_NAMED = 4
 
 
@@ -17,7 +18,7 @@ def balanced(
     steps_s: Sequence[float],
     *,
     batch: int,
-    window: int,
+    exchange: Exchange,
     planned: Callable[[CellPlan, int], float],
 ) -> tuple[CellShare, ...]:
     """Batches in proportion to speed, then moved one sharing of the ranks at a time from the slowest cell to the
@@ -48,22 +49,23 @@ def balanced(
         sizes[slow], sizes[fast] = less, sizes[fast] + cells[fast].num_ranks
         times[slow], times[fast] = lightened, loaded
     return tuple(
-        CellShare(cell=cell.name, batch=size, step_s=time, steps=max(1, round(window * fastest / seconds)))
-        for cell, size, time, seconds in zip(cells, sizes, times, steps_s, strict=True)
+        CellShare(cell=cell.name, batch=size, step_s=time, steps=own)
+        for cell, size, time, own in zip(cells, sizes, times, paced(speeds, exchange), strict=True)
     )
 
 
-def balance_finding(shares: Sequence[CellShare]) -> Finding | None:
-    """The batches and the steps, in words."""
+def balance_finding(shares: Sequence[CellShare], *, two_site: bool) -> Finding | None:
+    """The batches and the steps, in words. Steps of its own a cell can have with ``mode: two-site``."""
     if not shares:
         return None
     named = shares if len(shares) <= MOST_NAMED else sorted(shares, key=lambda one: one.batch)[:: len(shares) - 1]
     batches = ", ".join(f"{one.cell} {one.batch} ({seconds_text(one.step_s)} a step)" for one in named)
     steps = ", ".join(f"{one.cell} {one.steps}" for one in named)
+    own = " (exchange.pace: measured)" if two_site else ""
     among = "" if len(named) == len(shares) else f" (the least and the most of {len(shares)})"
     return Finding(
         level="ok",
         place="balance",
-        text=f"cells would end together with batches of {batches}, or with steps a window of {steps}{among}; "
-        "a recipe has one batch and window for all, so give the sites accelerators in proportion",
+        text=f"cells would end together with batches of {batches}, or with steps a window of {steps}{among}{own}; "
+        "a recipe has one batch for all, so give the sites accelerators in proportion",
     )

@@ -36,7 +36,7 @@ def budget_finding(plan: Plan) -> Finding | None:
     if allowed is None:
         return None
     text = f"lasts {seconds_text(allowed)}"
-    steps = [estimate.step.value for estimate in plan.estimates if estimate.step is not None]
+    steps = [estimate.run_step.value for estimate in plan.estimates if estimate.run_step is not None]
     if not steps or len(steps) < len(plan.estimates):
         return Finding(level="ok", place="budget", text=f"{text}; what the steps need is unknown")
     need = plan.recipe.training.steps * max(steps)

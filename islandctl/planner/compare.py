@@ -68,6 +68,15 @@ class Compared(Model):
     """What could not be compared, and why."""
 
 
+ALONE = (
+    ("exchange.mode", "none"),
+    ("exchange.pace", "equal"),
+    ("exchange.pace_bound", None),
+    ("exchange.warmup", 0),
+)
+"""What a recipe for several cells says otherwise for one by itself."""
+
+
 def compare(sets: Sequence[Case], planned: Callable[[Case], Plan], seasonal_share: float) -> Compared:
     """Plan every set, and reckon up what it costs. One site by itself trains as one cell, without an exchange.
 
@@ -78,7 +87,7 @@ def compare(sets: Sequence[Case], planned: Callable[[Case], Plan], seasonal_shar
     ways: list[Way] = []
     missing: list[str] = []
     for given in sets:
-        case = given.changed("exchange.mode", "none") if len(given.sites) == 1 and not _many_cells(given) else given
+        case = given.changed_together(ALONE) if len(given.sites) == 1 and not _many_cells(given) else given
         rent = _rent(case, planned, seasonal_share)
         names = ", ".join(site.value.name for site in case.sites)
         if rent is None:

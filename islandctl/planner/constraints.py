@@ -87,7 +87,7 @@ def _network(setting: Setting, cell: CellPlan, estimate: CellEstimate) -> Constr
 
 def _window(setting: Setting, cell: CellPlan, estimate: CellEstimate) -> Constraint | None:
     """All of a window's bytes, and every single round, must pass within a window; else training always waits."""
-    step = estimate.step
+    step = estimate.run_step
     if step is None or not setting.partners:
         return None
     busy = wan.busy_time(setting.fragments, setting.links[cell.name], setting.partners)
@@ -105,7 +105,7 @@ def _overlap(setting: Setting, cell: CellPlan, estimate: CellEstimate) -> Constr
     overlap = setting.recipe.exchange.overlap
     return Constraint(
         name="WAN in the overlap", place=cell.name, need=estimate.exchange.value,
-        has=hidden.value if overlap else estimate.step.value if estimate.step else 0.0, unit="s", hard=False,
+        has=hidden.value if overlap else estimate.run_step.value if estimate.run_step else 0.0, unit="s", hard=False,
         formula=f"a round within {overlap} steps" if overlap else "overlap 0 hides nothing: a round against a step",
     )  # fmt: skip
 
@@ -123,7 +123,7 @@ def _deadline(setting: Setting, cell: CellPlan, estimate: CellEstimate) -> Const
 
 def _cores(setting: Setting, cell: CellPlan, estimate: CellEstimate) -> Constraint | None:
     """One core a rank feeds it; coding fragments takes more of them, for a part of the time."""
-    site, step = setting.sites[cell.site], estimate.step
+    site, step = setting.sites[cell.site], estimate.run_step
     if site.gpu.type == CPU or step is None:
         return None
     on_node = max(1, setting.cells_on[cell.site] // site.num_nodes) * cell.nodes[0].num_ranks
@@ -147,8 +147,8 @@ def _free_space(setting: Setting, name: str, checkpoint: float) -> Constraint | 
 
 
 def _pace(estimates: Sequence[CellEstimate]) -> Constraint | None:
-    """The fastest cell waits for the slowest: its step against theirs."""
-    known = [(one.step.value, one.cell) for one in estimates if one.step is not None]
+    """The fastest cell waits for the slowest: its window against theirs."""
+    known = [(one.run_step.value, one.cell) for one in estimates if one.run_step is not None]
     if len(known) < 2 or len(known) < len(estimates):
         return None
     (fast, _), (slow, name) = min(known), max(known)

@@ -13,8 +13,9 @@ from islandctl.planner import feed, memory, speed, storage, wan
 from islandctl.planner.catalogue import CPU, Accelerator
 from islandctl.planner.fragments import FragmentSize
 from islandctl.planner.layout import Layout
+from islandctl.planner.pace import window_figures
 from islandctl.planner.parameters import Counts
-from islandctl.planner.plan import CellEstimate, CellPlan, Figure
+from islandctl.planner.plan import CellEstimate, CellPlan, Figure, scaled
 from islandctl.planner.schedule import Runner, play
 
 
@@ -66,6 +67,9 @@ def estimates(setting: Setting) -> tuple[CellEstimate, ...]:
     """Every cell by itself, and then all of them together: who waits."""
     shared = _Shared(setting)
     alone = [_alone(setting, cell, shared) for cell in setting.cells]
+    windows = window_figures(setting.recipe.exchange, setting.cells, [one.step for one in alone])
+    if any(windows):
+        alone = [one.model_copy(update={"window": own}) for one, own in zip(alone, windows, strict=True)]
     shares = _computing(setting, alone)
     return tuple(
         estimate.model_copy(update={"computing": share}) for estimate, share in zip(alone, shares, strict=True)
@@ -109,7 +113,9 @@ def _alone(setting: Setting, cell: CellPlan, shared: _Shared) -> CellEstimate:
     link = setting.links[cell.name]
     exchange = wan.round_time(fragments, cell, link, shared.slowest_up, partners, on_cpu=on_cpu)
     exchange = _or_measured(exchange, site, "exchange")
-    hidden = wan.hidden_time(recipe, step)
+    pace = 1.0 if cell.window is None else cell.window / recipe.exchange.window
+    run_step = scaled(step, pace)
+    hidden = wan.hidden_time(recipe, run_step)
     saved = shared.saved(cell.num_ranks)
     tokens = speed.tokens_per_s(recipe, step)
     ranks_on_node = cell.nodes[0].num_ranks * cells_on_node
@@ -119,6 +125,7 @@ def _alone(setting: Setting, cell: CellPlan, shared: _Shared) -> CellEstimate:
         memory_per_rank=memory.rank_memory(parts, on_cpu, site.measured, taken.text),
         memory_limit=memory.rank_limit(site, known, cells_on_node, cell),
         step=step,
+        pace=pace,
         utilisation=None if step is None else speed.utilisation(recipe, counts, known, cell, step),
         tokens_per_s=tokens,
         bytes_up_per_window=_or_measured(shared.sent, site, "sent"),
@@ -126,7 +133,7 @@ def _alone(setting: Setting, cell: CellPlan, shared: _Shared) -> CellEstimate:
         exchange=exchange,
         overlap=hidden,
         wait_per_window=wan.wait_per_window(recipe, exchange, hidden),
-        link_share=wan.link_share(recipe, wan.busy_time(fragments, link, partners), step),
+        link_share=wan.link_share(recipe, wan.busy_time(fragments, link, partners), run_step),
         node_memory=None
         if on_cpu
         else memory.node_memory(recipe, counts, fragments, cell, ranks_on_node, taken.text),
@@ -199,7 +206,7 @@ def shares(
         link = setting.links[cell.name]
         runners.append(
             Runner(
-                step_s=getattr(estimate.step, step),
+                step_s=getattr(estimate.run_step, step),
                 up_bytes_per_s=(bytes_per_s or link.up_bytes_per_s) * of_bandwidth,
                 down_bytes_per_s=(bytes_per_s or link.down_bytes_per_s) * of_bandwidth,
                 rtt_s=link.rtt_s,

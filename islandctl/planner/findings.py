@@ -42,7 +42,7 @@ def _against(what: str, place: str, need: Figure, limit: Figure | None, hint: st
 
 def exchange_finding(recipe: Recipe, estimate: CellEstimate, busy_s: float) -> Finding:
     """A round against what training hides of it, and all rounds against the window."""
-    exchange, need, step = recipe.exchange, estimate.exchange, estimate.step
+    exchange, need, step = recipe.exchange, estimate.exchange, estimate.run_step
     place = estimate.cell
     took = f"a round takes {seconds_text(need.value)} ({seconds_text(need.low)} to {seconds_text(need.high)})"
     if exchange.mode == "none":
@@ -123,26 +123,6 @@ def storage_finding(recipe: Recipe, checkpoint: float, site: SiteProfile, cells_
             level="fail", place=f"site {site.name}", text=text, hint="lower checkpoint.keep, or more space"
         )
     return Finding(level="ok", place=f"site {site.name}", text=text)
-
-
-def pace_finding(estimates: Iterable[CellEstimate]) -> Finding | None:
-    """Cells of unequal speed: the faster one waits."""
-    known = [(estimate.step.value, estimate.cell) for estimate in estimates if estimate.step is not None]
-    if len(known) < 2:
-        return None
-    (fast, first), (slow, last) = min(known), max(known)
-    if slow <= 1.2 * fast:
-        return None
-    text = (
-        f"a step takes {seconds_text(fast)} in {first} and {seconds_text(slow)} in {last}: {first} will wait "
-        f"{1 - fast / slow:.0%} of the time"
-    )
-    return Finding(
-        level="warn",
-        place=f"{first}, {last}",
-        text=text,
-        hint=f"give {last} {slow / fast:.2g} times the accelerators, or {first} fewer",
-    )
 
 
 def checkpoint_finding(recipe: Recipe, totals: Totals) -> Finding | None:

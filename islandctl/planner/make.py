@@ -25,6 +25,7 @@ from islandctl.planner.feed import feed_finding
 from islandctl.planner.fragments import fragment_sizes, unused_pattern
 from islandctl.planner.from_run import Shown, adopted
 from islandctl.planner.limits import not_yet
+from islandctl.planner.pace import pace_finding, with_own_steps
 from islandctl.planner.parameters import parameters
 from islandctl.planner.plan import (
     CellEstimate,
@@ -132,6 +133,7 @@ def _plan(case: Case) -> tuple[Plan, Setting]:
             hint="names look like blocks.0.attention.q.weight; * stands for anything",
         )
     known = {site.value.name: (site.value, accelerator(site)) for site in sites}
+    cells = with_own_steps(recipe, cells, lambda cell: speed.step_time(recipe.value, counts, *known[cell.site], cell))
     setting = resolve(recipe.value, counts, fragments, cells, known)
     estimated = estimates(setting)
     total = totals(setting, estimated)
@@ -139,7 +141,7 @@ def _plan(case: Case) -> tuple[Plan, Setting]:
         recipe=recipe.value,
         sites=tuple(site.value for site in sites),
         cells=cells,
-        config_hash=config_hash(recipe.value, tuple(cell.name for cell in cells)),
+        config_hash=config_hash(recipe.value, cells),
         sources={
             os.path.abspath(recipe.path): recipe.text_hash,
             **{os.path.abspath(site.path): site.text_hash for site in sites},
@@ -173,8 +175,8 @@ def _findings(plan: Plan, setting: Setting) -> list[Finding]:
     found += [judge.storage_finding(recipe, checkpoint, site, setting.cells_on[site.name]) for site in plan.sites]
     found += [
         judge.deadline_finding(recipe, setting.fragments, setting.links),
-        judge.pace_finding(plan.estimates),
-        balance_finding(plan.balance),
+        pace_finding(recipe.exchange, plan.estimates),
+        balance_finding(plan.balance, two_site=recipe.exchange.mode == "two-site"),
         relay_finding(plan.relay_places),
         judge.checkpoint_finding(recipe, plan.totals),
         judge.tunnel_finding(recipe, plan.sites),
@@ -191,7 +193,7 @@ def _balance(setting: Setting, estimated: Sequence[CellEstimate]) -> tuple[CellS
     """Batches with which all cells end together; none where a step is unknown, or measured for one batch only."""
     steps_s = [one.step.value for one in estimated if one.step is not None]
     recipe, sites = setting.recipe, setting.sites
-    if len(steps_s) < max(2, len(estimated)) or len(steps_s) > MOST_CELLS:
+    if len(steps_s) < max(2, len(estimated)) or len(steps_s) > MOST_CELLS or recipe.exchange.pace == "measured":
         return ()
     if any(site.measured.step is not None for site in sites.values()):
         return ()
@@ -203,9 +205,7 @@ def _balance(setting: Setting, estimated: Sequence[CellEstimate]) -> tuple[CellS
         assert step is not None
         return step.value
 
-    return balanced(
-        setting.cells, steps_s, batch=recipe.training.batch, window=recipe.exchange.window, planned=planned
-    )
+    return balanced(setting.cells, steps_s, batch=recipe.training.batch, exchange=recipe.exchange, planned=planned)
 
 
 def _places(setting: Setting) -> tuple[RelayPlace, ...]:
@@ -264,6 +264,6 @@ def method_shares(setting: Setting, plan: Plan) -> dict[str, float]:
 
 def _as_published(plan: Plan) -> utilisation.Job:
     """The model as that simulation sees it: equal layers, and the slowest cell's step."""
-    step_s = max(estimate.step.value for estimate in plan.estimates if estimate.step is not None)
+    step_s = max(estimate.run_step.value for estimate in plan.estimates if estimate.run_step is not None)
     assert plan.parameters_total is not None
     return utilisation.Job(layers=plan.recipe.decoder.layers, parameters=plan.parameters_total, step_s=step_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Literal
 
@@ -11,6 +11,7 @@ from pydantic import Field
 from islandctl.config.model import Model, Name
 from islandctl.config.recipe import Recipe
 from islandctl.config.site import SiteProfile
+from islandctl.ledger.configuration import exchange_parts, paces
 from islandctl.ledger.packet import canonical_json, digest
 
 PLAN_VERSION = 2
@@ -34,6 +35,8 @@ class CellPlan(Model):
     """The site's name, or ``<site>-<n>`` where a site has several cells."""
     site: Name
     nodes: tuple[NodePlan, ...]
+    window: int | None = None
+    """Its own steps in a window, with ``exchange.pace: measured``; None: the recipe's."""
 
     @cached_property
     def num_ranks(self) -> int:
@@ -54,6 +57,14 @@ class Figure(Model):
     """False when it follows from the inputs alone, without an assumption about speed or overhead."""
 
 
+def scaled(step: Figure | None, pace: float) -> Figure | None:
+    """Seconds of one of the run's steps in a cell that takes ``pace`` of its own for it."""
+    if step is None or pace == 1:
+        return step
+    low, value, high = step.low * pace, step.value * pace, step.high * pace
+    return step.model_copy(update={"low": low, "value": value, "high": high})
+
+
 class CellEstimate(Model):
     """What the plan expects of one cell."""
 
@@ -62,6 +73,10 @@ class CellEstimate(Model):
     memory_limit: Figure | None = None
     step: Figure | None = None
     """Seconds a step; None where the accelerator's rate is unknown."""
+    window: Figure | None = None
+    """Its own steps in a window, where cells take unequal numbers of them."""
+    pace: float = 1.0
+    """Its own steps for one of the run's."""
     tokens_per_s: Figure | None = None
     bytes_up_per_window: Figure
     bytes_down_per_window: Figure
@@ -90,6 +105,11 @@ class CellEstimate(Model):
     """Bytes of text a second that the cell takes out of memory; None where the step is unknown."""
     text_load: Figure | None = None
     """Seconds in which the text is read at a start; None: its size is unknown."""
+
+    @property
+    def run_step(self) -> Figure | None:
+        """Seconds in which the cell gets on by one of the run's steps."""
+        return scaled(self.step, self.pace)
 
 
 class Totals(Model):
@@ -164,7 +184,7 @@ class CellShare(Model):
     step_s: float
     """With this batch, planned again."""
     steps: int
-    """In place of another batch: steps a window."""
+    """In place of another batch: its own steps a window, as ``exchange.pace: measured`` has them."""
 
 
 class RelayPlace(Model):
@@ -231,14 +251,16 @@ class Plan(Model):
         return next(site for site in self.sites if site.name == name)
 
 
-def config_hash(recipe: Recipe, cells: tuple[str, ...], files: Mapping[str, str] | None = None) -> str:
-    """The hash of what decides the weights: model, data, training, exchange, the script, and the cells' names.
+def config_hash(recipe: Recipe, cells: Sequence[CellPlan], files: Mapping[str, str] | None = None) -> str:
+    """The hash of what decides the weights: model, data, training, exchange, the script, the cells' names and paces.
 
     Two runs with equal hashes learn the same; a packet or checkpoint of another hash is refused.
     """
-    parts = recipe.model_dump(mode="json", include={"model", "data", "training", "exchange"})
+    parts = recipe.model_dump(mode="json", include={"model", "data", "training"})
+    parts["exchange"] = exchange_parts(recipe.exchange)
     if parts["data"] is not None:
         del parts["data"]["size"]  # told for the planner only
     if recipe.worker.command is not None:
         parts |= {"command": list(recipe.worker.command), "files": dict(files or {})}
-    return digest(canonical_json({**parts, "cells": list(cells)}))
+    names = [cell.name for cell in cells]
+    return digest(canonical_json({**parts, "cells": names, **paces([cell.window for cell in cells])}))

@@ -17,19 +17,22 @@ from islandctl.planner.catalogue import accelerator
 from islandctl.planner.cost import cost_finding, cost_per_hour
 from islandctl.planner.findings import merged
 from islandctl.planner.limits import not_yet
-from islandctl.planner.plan import CellPlan, Finding, Plan, Totals, config_hash
+from islandctl.planner.pace import with_own_steps
+from islandctl.planner.plan import CellPlan, Figure, Finding, Plan, Totals, config_hash
+from islandctl.planner.totals import trained_steps
 
 
 def plan_of_script(recipe: Loaded[Recipe], sites: Sequence[Loaded[SiteProfile]], cells: tuple[CellPlan, ...]) -> Plan:
     """Everything that launch needs, and an honest finding for what nobody has told."""
     value = recipe.value
+    cells = with_own_steps(recipe, cells, lambda cell: _told_step(sites, cell))
     known = [(site.value, accelerator(site)) for site in sites]
     folder = os.path.dirname(os.path.abspath(recipe.path))
     plan = Plan(
         recipe=value,
         sites=tuple(site.value for site in sites),
         cells=cells,
-        config_hash=config_hash(value, tuple(cell.name for cell in cells), recipe.files),
+        config_hash=config_hash(value, cells, recipe.files),
         sources={
             os.path.abspath(recipe.path): recipe.text_hash,
             **{os.path.abspath(site.path): site.text_hash for site in sites},
@@ -40,7 +43,7 @@ def plan_of_script(recipe: Loaded[Recipe], sites: Sequence[Loaded[SiteProfile]],
         parameters_active=value.worker.parameters,
         estimates=(),
         totals=Totals(
-            tokens=value.training.steps * value.training.batch * value.training.sequence * len(cells),
+            tokens=trained_steps(value, cells) * value.training.batch * value.training.sequence,
             cost_per_hour=cost_per_hour(known, (), (), (0.0, 0.0, 0.0)),
         ),
         feasible=True,
@@ -55,6 +58,14 @@ def plan_of_script(recipe: Loaded[Recipe], sites: Sequence[Loaded[SiteProfile]],
         found.append(budget)
     feasible = all(finding.level != "fail" for finding in found)
     return plan.model_copy(update={"findings": merged(found), "feasible": feasible})
+
+
+def _told_step(sites: Sequence[Loaded[SiteProfile]], cell: CellPlan) -> Figure | None:
+    measured = next(site.value.measured for site in sites if site.value.name == cell.site)
+    if measured.step is None:
+        return None
+    step, words = measured.step, f"measured.step of {measured.source}"
+    return Figure(value=step, low=step, high=step, unit="s", formula=words, assumed=False)
 
 
 def _links(plan: Plan) -> list[Finding]:

@@ -101,10 +101,10 @@ def _actors(setting: Setting, plan: Plan) -> list[Actor]:
         site, link, cells = setting.sites[cell.site], setting.links[cell.name], setting.cells_on[cell.site]
         rate = storage.failures_per_hour([site])
         saved = estimate.checkpoint_bytes.value
-        assert estimate.step is not None
+        assert estimate.run_step is not None
         actors.append(
             Actor(
-                step_s=estimate.step.value,
+                step_s=estimate.run_step.value,
                 up_s_per_byte=1 / link.up_bytes_per_s,
                 down_s_per_byte=1 / link.down_bytes_per_s,
                 rtt_s=link.rtt_s,

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from islandctl.config.pace import Pace
+from islandctl.config.recipe import Recipe
 from islandctl.planner import cost, storage
 from islandctl.planner.estimate import Setting
-from islandctl.planner.plan import CellEstimate, Figure, Totals
+from islandctl.planner.plan import CellEstimate, CellPlan, Figure, Totals
 
 
 def totals(setting: Setting, estimates: Sequence[CellEstimate]) -> Totals:
     """Add up the cells' estimates."""
     recipe, sites = setting.recipe, list(setting.sites.values())
     training, window = recipe.training, recipe.exchange.window
-    steps_of_cells = training.steps * len(setting.cells) - recipe.exchange.warmup * (len(setting.cells) - 1)
-    tokens = float(steps_of_cells) * training.batch * training.sequence
+    tokens = float(trained_steps(recipe, setting.cells)) * training.batch * training.sequence
     failures = storage.failures_per_hour(sites)
     between = storage.mean_time_between_failures(failures) if failures is not None and failures.value else None
     window_s = _window_time(window, estimates)
@@ -70,18 +71,25 @@ def totals(setting: Setting, estimates: Sequence[CellEstimate]) -> Totals:
     )
 
 
+def trained_steps(recipe: Recipe, cells: Sequence[CellPlan]) -> int:
+    """Of all cells together to the recipe's end, each its own; the warm-up's are the first one's alone."""
+    steps = [Pace.of(recipe.exchange, cell.window).own_step(recipe.training.steps) for cell in cells]
+    return sum(steps) - recipe.exchange.warmup * (len(cells) - 1)
+
+
 def _window_time(window: int, estimates: Sequence[CellEstimate]) -> Figure | None:
     """Seconds of a window in the slowest cell, waits included."""
     spans = []
     for one in estimates:
-        if one.step is None or one.computing is None:
+        step = one.run_step
+        if step is None or one.computing is None:
             return None
         # fast steps wait the longest, so the ends of the two ranges belong together
         spans.append(
             (
-                window * one.step.low / one.computing.low,
-                window * one.step.value / one.computing.value,
-                window * one.step.high / one.computing.high,
+                window * step.low / one.computing.low,
+                window * step.value / one.computing.value,
+                window * step.high / one.computing.high,
             )
         )
     low, value, high = (max(span[index] for span in spans) for index in range(3))

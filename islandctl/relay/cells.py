@@ -21,14 +21,15 @@ T = TypeVar("T")
 
 
 class Turns:
-    """Whose turn it is: of the cell that has made the fewest steps, and among equals of the first one.
+    """Whose turn it is: of the cell that has made the fewest of the run's steps, and among equals of the first one.
 
     So no cell that is behind ever waits for one that is ahead and itself waits for it.
     """
 
     def __init__(self, num_cells: int) -> None:
         self._made: dict[int, float] = dict.fromkeys(range(num_cells), 0)
-        """Steps made by every cell that has not ended; infinite while it only waits for the others."""
+        """The run's steps made by every cell that has not ended, with fractions where it takes steps of its own;
+        infinite while it only waits for the others."""
         self._changed = threading.Condition()
 
     def give(self, cell: int, made: float) -> None:
@@ -84,7 +85,9 @@ class Place(InProcessTransport):
             self._turns.take(self.cell, back)
 
 
-def run_cells(loop: Callable[[Place], T], num_cells: int, exchange: Exchange) -> list[T]:
+def run_cells(
+    loop: Callable[[Place], T], num_cells: int, exchange: Exchange, *, windows: Sequence[int] = ()
+) -> list[T]:
     """Run ``loop(place)`` for every cell, and give what each returned. Twice the same gives the same bits.
 
     Args:
@@ -92,14 +95,15 @@ def run_cells(loop: Callable[[Place], T], num_cells: int, exchange: Exchange) ->
             is. Its first values must be the same in all cells.
         num_cells: cells.
         exchange: how they exchange.
+        windows: with ``pace: measured``, each cell's own steps a window.
 
     Raises:
-        ConfigError: no cell.
+        ConfigError: no cell, or ``windows`` that do not fit.
         Exception: the first that a loop raised; the other loops are ended.
     """
     if num_cells < 1:
         raise ConfigError(f"run_cells: {num_cells} cells")
-    relay, turns = InProcessRelay.of(exchange, num_cells), Turns(num_cells)
+    relay, turns = InProcessRelay.of(exchange, num_cells, windows=windows), Turns(num_cells)
     places = [Place(relay, cell, turns) for cell in range(num_cells)]
     results: dict[int, T] = {}
     errors: list[BaseException] = []

@@ -13,6 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from islandctl.config.recipe import Emulate
 
+_CARRYING = ("/v1/packets/", "/v1/measure")
+"""Paths whose bodies take the link's time."""
 PIECE_S = 0.02
 """Bodies are cut into pieces of this duration, so that pacing is smooth and transfers share fairly."""
 
@@ -73,7 +75,7 @@ class EmulatedLink:
             await self._app(scope, receive, send)
             return
         await asyncio.sleep(self._link.rtt)
-        if not scope["path"].startswith("/v1/packets/"):
+        if not scope["path"].startswith(_CARRYING):
             await self._app(scope, receive, send)
             return
         up, down = self._pacer(cell, "up"), self._pacer(cell, "down")

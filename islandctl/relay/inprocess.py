@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from islandctl.config.exchange import Exchange, Late
-from islandctl.errors import ExchangeError, RelayError
+from islandctl.errors import ConfigError, ExchangeError, RelayError
 from islandctl.ledger.configuration import exchange_hash
 from islandctl.ledger.entries import Entry
 from islandctl.ledger.packet import PacketHeader, digest, unpack
@@ -81,6 +81,8 @@ class InProcessRelay:
         self.run, self.config_hash, self.num_cells = run, config_hash, len(cells)
         self.exchange: Exchange | None = None
         """How the cells exchange, where that is all they must agree on."""
+        self.windows: tuple[int, ...] = ()
+        """Then also: each cell's own steps a window, where they are unequal."""
         self.archive = archive or MemoryArchive()
         self.clock = clock
         self._changed = threading.Condition()
@@ -98,16 +100,35 @@ class InProcessRelay:
         self.service.on_entry(self._wake)
 
     @classmethod
-    def of(cls, exchange: Exchange, num_cells: int, *, run: str = "in-process") -> InProcessRelay:
-        """A relay for cells in this process that need no recipe: they agree on the exchange alone."""
+    def of(
+        cls, exchange: Exchange, num_cells: int, *, windows: Sequence[int] = (), run: str = "in-process"
+    ) -> InProcessRelay:
+        """A relay for cells in this process that need no recipe: they agree on the exchange alone.
+
+        Args:
+            windows: with ``pace: measured``, each cell's own steps a window: there is no plan that would measure.
+
+        Raises:
+            ConfigError: ``windows`` are missing, or not one a cell, or fewer steps than fragments.
+        """
+        wanted = num_cells if exchange.pace == "measured" else 0
+        if len(windows) != wanted:
+            raise ConfigError(
+                f"exchange.pace: {exchange.pace} takes {wanted} windows, one a cell, not {len(windows)}"
+                if wanted
+                else "windows are for exchange.pace: measured",
+                hint="say how many steps each cell takes in a window: windows=(20, 40)",
+            )
+        if short := [one for one in windows if one < exchange.fragments]:
+            raise ConfigError(f"windows: {short[0]} steps are fewer than {exchange.fragments} fragments")
         cells = [f"cell-{cell}" for cell in range(num_cells)]
-        named, seeded = exchange_hash(exchange, num_cells), exchange.warmup > 0
+        named, seeded = exchange_hash(exchange, num_cells, windows), exchange.warmup > 0
         # Nobody is lost inside one process: the last rounds of a butterfly need not wait longer than others.
         final_window = _NO_WINDOW if exchange.mode == "butterfly" else None
         relay = cls(
             run, named, cells, exchange.fragments, late=exchange.late, seeded=seeded, final_window=final_window
         )
-        relay.exchange = exchange
+        relay.exchange, relay.windows = exchange, tuple(windows)
         return relay
 
     def _wake(self) -> None:
@@ -158,7 +179,7 @@ class InProcessTransport:
         self._service = relay.service
         self.cell = cell
         self.run, self.config_hash, self.num_cells = relay.run, relay.config_hash, relay.num_cells
-        self.exchange = relay.exchange
+        self.exchange, self.windows = relay.exchange, relay.windows
 
     def put(self, packet: bytes) -> None:
         """Store one packet, once. See ``Transport.put``."""

@@ -27,8 +27,9 @@ class Heartbeat(Model):
     cell: int
     state: Literal["starting", "training", "waiting", "evaluating", "checkpointing", "finished", "stopped", "failed"]
     step: int
+    """The cell's own number, as all steps here."""
     steps: int
-    """Steps of the whole run."""
+    """That it takes in the whole run."""
     tokens: int
     """Tokens trained by this cell so far."""
     tokens_per_s: float

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 from islandctl.config.model import Model
 from islandctl.errors import LedgerError
 from islandctl.ledger.entries import Checkpoint, Entry
-from islandctl.relay import border
+from islandctl.relay import border, measure
 from islandctl.relay.emulate import EmulatedLink
 from islandctl.relay.messages import Heartbeat
 from islandctl.relay.metrics import CONTENT_TYPE, openmetrics
@@ -103,6 +103,9 @@ class Server:
             Route("/v1/status", self.status, methods=["GET"]),
             Route("/metrics", self.metrics, methods=["GET"]),
         ]
+        if settings.measure:
+            meter = measure.Meter(settings.limits)
+            routes.append(Route(measure.PATH, meter.handle, methods=["GET", "POST"]))
         app: ASGIApp = Starlette(
             routes=routes,
             exception_handlers=dict.fromkeys(border.HANDLED, border.refused),

@@ -54,6 +54,8 @@ class RelaySettings(Model):
     certificate: Path = Path("ca.pem")
     tokens: Path = Path("tokens.json")
     """JSON: SHA-256 of a token (hexadecimal) → ``controller``, or the index of a cell as text."""
+    measure: bool = False
+    """Serve the measurements of `islandctl doctor` as well."""
     limits: Limits = Limits()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from islandctl.fleet.supervisor import PEER_LOST, PREEMPTED
 from islandctl.relay.messages import Heartbeat, RelayStatus
 from islandctl.runs.record import CellRecord, RunRecord
 from islandctl.runs.status import CellState, CellView, Facts, NodeFacts, NodeView
@@ -55,6 +56,7 @@ def cell_view(cell: CellRecord, record: RunRecord, facts: Facts) -> CellView:
             "site": cell.site,
             "state": state,
             "detail": detail,
+            **_own_steps(cell, record.steps, None if beat is None else beat.step),
             **figures,
             "heartbeat_age_s": age,
             "restarts": sum(node.state.restarts for node in nodes if node.state),
@@ -65,6 +67,15 @@ def cell_view(cell: CellRecord, record: RunRecord, facts: Facts) -> CellView:
             "nodes": tuple(_node(cell, node) for node in nodes),
         }
     )
+
+
+def _own_steps(cell: CellRecord, steps: int, step: int | None) -> dict[str, int | None]:
+    """Where the cell is by steps of its own; empty where its steps are the run's."""
+    if cell.pace is None:
+        return {}
+    total = cell.pace.own_step(steps)
+    behind = None if step is None else cell.pace.windows(step)
+    return {"steps": total, "window": behind, "windows": cell.pace.windows(total)}
 
 
 def told_by_relay(relay: RelayStatus | None, cell: int, attempt: int) -> bool:
@@ -125,11 +136,13 @@ def _state(
     states = [node.state for node in nodes]
     known = [state for state in states if state is not None]
     if any(state.outcome == "failed" for state in known):
-        spoken = [node.outcome.reason for node in nodes if node.outcome and node.outcome.outcome == "failed"]
-        plain = [state.reason for state in known if state.outcome == "failed"]
+        spoken = [node.outcome.reason for node in nodes if node.outcome and spoke(node)]
+        ends = [state for state in known if state.outcome == "failed"]
+        plain = [state.reason for state in sorted(ends, key=lambda state: state.kind == PEER_LOST)]
         return "failed", next(filter(None, [*spoken, *plain]), "")
     if known and len(known) == len(states) and all(state.outcome for state in known):
-        return ("finished" if all(state.outcome == "finished" for state in known) else "stopped"), ""
+        taken = next((f"{state.kind}: {state.reason}" for state in known if state.kind == PREEMPTED), "")
+        return ("finished" if all(state.outcome == "finished" for state in known) else "stopped"), taken
     if any(state.state == "lost" for state in known):
         return _without_supervisor(nodes, beat, age)
     if any(state.state == "backoff" for state in known):
@@ -148,6 +161,11 @@ def _state(
     if beat is None or _of_earlier_life(nodes, beat):
         return ("restarting", _last_end(nodes)) if any(state.restarts for state in known) else ("starting", "")
     return _word(beat, age)
+
+
+def spoke(node: NodeFacts) -> bool:
+    """Have the node's workers told in their own words why they failed? That a peer was lost is no cause."""
+    return node.outcome is not None and node.outcome.outcome == "failed" and node.outcome.kind != PEER_LOST
 
 
 def _of_earlier_life(nodes: Sequence[NodeFacts], beat: Heartbeat) -> bool:
@@ -176,19 +194,22 @@ def _without_supervisor(
     if all(state.orphans for state in lost):
         now = "starting" if beat is None or _of_earlier_life(nodes, beat) else _word(beat, age)[0]
         return now, "its supervisor was killed: nobody would start its workers again"
-    return "lost", "the supervisor is gone without an exit record (reboot or kill -9)"
+    told = next((f"{state.kind}: {state.reason}" for state in lost if state.kind and state.reason), "")
+    return "lost", told or "the supervisor is gone without an exit record (reboot or kill -9)"
 
 
 def _last_end(nodes: Sequence[NodeFacts]) -> str:
-    """Why the workers last ended though nobody had asked them to: the first node that knows."""
-    return next((node.state.last for node in nodes if node.state is not None and node.state.last), "")
+    """Why the workers last ended though nobody had asked them to: of the first node that did not just lose a peer."""
+    ends = [node.state for node in nodes if node.state is not None and node.state.last]
+    return next((state.last_end for state in sorted(ends, key=lambda state: state.last_kind == PEER_LOST)), "")
 
 
 def _node(cell: CellRecord, facts: NodeFacts) -> NodeView:
     label = cell.nodes[facts.node].label
     if facts.state is None:
         return NodeView(node=facts.node, label=label, state="unreachable", detail=facts.trouble)
-    detail = facts.state.reason
+    state = facts.state
+    kind = state.kind if state.state in ("ended", "lost") else state.last_kind
     return NodeView(
-        node=facts.node, label=label, state=facts.state.state, restarts=facts.state.restarts, detail=detail
+        node=facts.node, label=label, state=state.state, restarts=state.restarts, kind=kind, detail=state.reason
     )

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from pydantic import ValidationError
 
-from islandctl.config.paths import CellFolder, RunFolder
+from islandctl.config.paths import CellFolder, RunFolder, log_pieces
 from islandctl.errors import IslandError, UnreachableError
 from islandctl.fleet import node as nodes
 from islandctl.fleet import supervisor
@@ -203,7 +203,14 @@ class Watcher:
         for cell, content in answers.items():
             if not isinstance(content, bytes):
                 continue
-            beat = heartbeat_from(content, cell=cell, attempt=record.attempt, steps=record.steps, begins_at=begins_at)
+            own_step = record.cells[cell].own_step
+            beat = heartbeat_from(
+                content,
+                cell=cell,
+                attempt=record.attempt,
+                steps=own_step(record.steps),
+                begins_at=own_step(begins_at),
+            )
             at = newest_time(content)
             if beat is not None:
                 beats[cell] = (beat, None if at is None else max(0.0, now - at))
@@ -255,16 +262,24 @@ class Watcher:
         state = nodes.state(host, node.folder)
         folder = CellFolder(PurePosixPath(node.cell_folder))
         outcome = read_outcome(host, str(folder.outcome)) if state.state in ("ended", "lost") else None
-        lines = self._last_lines(host, node, outcome) if state.outcome == "failed" else ()
+        lines = self._last_lines(host, node, state, outcome) if state.outcome == "failed" else ()
         return NodeFacts(cell=node.cell, node=node.index, state=state, outcome=outcome, lines=lines)
 
-    def _last_lines(self, host: Host, node: NodeRecord, outcome: Outcome | None) -> tuple[str, ...]:
+    def _last_lines(
+        self, host: Host, node: NodeRecord, state: SupervisorState, outcome: Outcome | None
+    ) -> tuple[str, ...]:
         """The end of the log of the rank that failed, or of what torchrun itself printed."""
         first = sum(one.num_ranks for one in self._record.cells[node.cell].nodes[: node.index])
         ranks = range(first, first + node.num_ranks)
-        names = [f"rank-{outcome.rank}.log"] if outcome and outcome.rank in ranks else []
-        for name in (*names, f"node-{node.index}.log"):
-            content = nodes.read_tail(host, f"{node.folder}/logs/{name}", LOG_TAIL_BYTES)
+        (sizes,) = nodes.sizes(host, [f"{node.folder}/logs"])
+        newest = {log: pieces[-1] for log, pieces in log_pieces(sizes).items()}
+        # a rank that was killed has said nothing, and its last lines tell what it was at
+        named = [state.rank, outcome.rank if outcome else None]
+        logs = [f"rank-{rank}" for rank in named if rank is not None and rank in ranks]
+        for log in (*logs, f"node-{node.index}"):
+            if log not in newest:
+                continue
+            content = nodes.read_tail(host, f"{node.folder}/logs/{newest[log]}", LOG_TAIL_BYTES)
             lines = [line for line in content.decode(errors="replace").splitlines() if line.strip()]
             if lines:
                 return tuple(lines[-LOG_TAIL_LINES:])

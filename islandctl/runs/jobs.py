@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 from islandctl.config.job import CellJob
 from islandctl.config.paths import CellFolder
-from islandctl.fleet.job import RestartPolicy, SupervisorJob
+from islandctl.fleet.job import RestartPolicy, SupervisorJob, Watchdog
 from islandctl.planner.budget import budget_seconds
 from islandctl.planner.plan import Plan
 from islandctl.runs.record import CellRecord, NodeRecord, RunRecord
@@ -26,15 +26,19 @@ def cell_job(record: RunRecord, plan: Plan, cell: CellRecord) -> CellJob:
         num_ranks=sum(node.num_ranks for node in cell.nodes),
         config_hash=record.config_hash,
         recipe=plan.recipe,
+        window=plan.cells[cell.index].window,
     )
 
 
-def worker_job(record: RunRecord, plan: Plan, node: NodeRecord, *, master: tuple[str, int] | None) -> SupervisorJob:
+def worker_job(
+    record: RunRecord, plan: Plan, node: NodeRecord, *, master: tuple[str, int] | None, address: str = ""
+) -> SupervisorJob:
     """``job.json`` of one node's workers.
 
     Args:
         master: address and port of node 0, as the cell's nodes reach it; None for a cell of one node, where torchrun
             itself takes a free port at every start.
+        address: this node's own, where there are several.
     """
     site = plan.site(node.site)
     cell = record.cells[node.cell]
@@ -47,9 +51,13 @@ def worker_job(record: RunRecord, plan: Plan, node: NodeRecord, *, master: tuple
         "ISLANDCTL_NODE_FOLDER": node.folder,
         "ISLANDCTL_CELL": str(cell.index),
         "ISLANDCTL_NUM_CELLS": str(len(record.cells)),
+        "ISLANDCTL_LOG_BYTES": str(plan.recipe.worker.logs),
+        "ISLANDCTL_RANKS_ENDED": f"{node.folder}/ranks.json",
         # Else torchrun would cut a checkpoint off after 30 s, when both are asked to end.
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": f"{STOP_TIMEOUT_S:.0f}",
     }
+    watchdog = plan.recipe.worker.watchdog
+    before = sum(one.num_ranks for one in cell.nodes[: node.index])
     first, total = _share(plan, node)
     if site.gpu.type == "cpu":
         env["OMP_NUM_THREADS"] = str(max(1, site.cpu.cores // total))
@@ -59,12 +67,22 @@ def worker_job(record: RunRecord, plan: Plan, node: NodeRecord, *, master: tuple
         run=record.run,
         mark=record.mark,
         name=f"{cell.name}/node-{node.index}",
-        argv=(*_torchrun(node, len(cell.nodes), master), "-m", "islandctl.worker", node.cell_folder, *script),
+        argv=(
+            *_torchrun(node, len(cell.nodes), master, address),
+            "-m",
+            "islandctl.worker",
+            node.cell_folder,
+            *script,
+        ),
         cwd=str(folder.script) if plan.files else node.cell_folder,
         env={**env, **plan.recipe.worker.env},
         setup=site.environment.setup,
         outcome=str(folder.outcome),
         progress=str(folder.metrics),
+        ranks=tuple(range(before, before + node.num_ranks)),
+        ranks_ended=f"{node.folder}/ranks.json",
+        binds=(master,) if master is not None and node.index == 0 else (),
+        watchdog=Watchdog(least_s=watchdog.least, factor=watchdog.factor) if watchdog.enabled else None,
         restart=RestartPolicy(
             limit=plan.recipe.worker.restart.limit,
             backoff_s=plan.recipe.worker.restart.backoff,
@@ -86,9 +104,10 @@ def _share(plan: Plan, node: NodeRecord) -> tuple[int, int]:
     return sum(num for index, num in on_host if index < node.cell), sum(num for _, num in on_host)
 
 
-def _torchrun(node: NodeRecord, num_nodes: int, master: tuple[str, int] | None) -> tuple[str, ...]:
+def _torchrun(node: NodeRecord, num_nodes: int, master: tuple[str, int] | None, own_address: str) -> tuple[str, ...]:
     """The command up to the program. Restarts are the supervisor's business, so torchrun's own are off."""
-    start = (node.python, "-m", "torch.distributed.run", f"--nproc-per-node={node.num_ranks}", "--max-restarts=0")
+    run = (node.python, "-m", "islandctl.worker.recorded", "torch.distributed.run")
+    start = (*run, f"--nproc-per-node={node.num_ranks}", "--max-restarts=0")
     if master is None:
         # --standalone with an address: torchrun would otherwise ask the resolver for this host's full name
         return (*start, "--standalone", "--local-addr=127.0.0.1")
@@ -97,6 +116,7 @@ def _torchrun(node: NodeRecord, num_nodes: int, master: tuple[str, int] | None) 
         *start,
         f"--nnodes={num_nodes}",
         f"--node-rank={node.index}",
+        f"--local-addr={own_address or address}",
         f"--master-addr={address}",
         f"--master-port={port}",
     )

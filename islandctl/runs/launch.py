@@ -14,14 +14,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import PurePosixPath
 
+from islandctl.config.pace import Pace
 from islandctl.config.paths import CellFolder, RunFolder
 from islandctl.errors import InfeasibleError, IslandError
+from islandctl.fleet.hostkeys import Ask
 from islandctl.fleet.provision import Prepared, make_bundle, prepare, worker_needs
 from islandctl.planner.limits import not_yet
 from islandctl.planner.plan import Plan
 from islandctl.runs import record as records
 from islandctl.runs.files import only_one
-from islandctl.runs.network import start_relay, start_tunnels
+from islandctl.runs.network import await_tunnels, start_relay, start_tunnels
 from islandctl.runs.reach import Reach, Say, demand, each
 from islandctl.runs.record import CellRecord, NodeRecord, RunRecord
 from islandctl.runs.relay import make_secrets
@@ -45,12 +47,13 @@ def check_plan(plan: Plan) -> list[str]:
     return [f"{finding.place}: {finding.text}" for finding in plan.findings if finding.level == "warn"]
 
 
-def start(plan: Plan, run: str | None, say: Say) -> RunRecord:
+def start(plan: Plan, run: str | None, say: Say, ask: Ask | None = None) -> RunRecord:
     """Bring a plan to running workers.
 
     Args:
         run: the run's name; None makes one of recipe, date and a counter.
         say: takes progress, one line each.
+        ask: puts a question to the person; None: nobody is there.
 
     Raises:
         UsageError: the name is taken.
@@ -59,7 +62,7 @@ def start(plan: Plan, run: str | None, say: Say) -> RunRecord:
     record = records.create(plan, run, launcher_pid=os.getpid())
     with (
         only_one(RunFolder.of(record.run).root / "lock", f"islandctl launch {record.run}"),
-        Reach(plan, record.run, say) as reach,
+        Reach(plan, record.run, say, ask) as reach,
         _or_undo(record, plan, reach, say),
     ):
         say(f"{record.run}: connecting to {_places(plan)}")
@@ -67,6 +70,7 @@ def start(plan: Plan, run: str | None, say: Say) -> RunRecord:
         make_secrets(record, plan)
         record = start_relay(record, plan, reach, say)
         record = start_tunnels(record, plan, reach, say)
+        await_tunnels(record, reach)
         write_cells(record, plan, reach)
         start_workers(record, plan, reach)
         return records.change(record, phase="launched", reason="", launcher_pid=0)
@@ -108,7 +112,8 @@ def _prepare(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> RunRecord
                     folder=str(folder.node(node.index)),
                 )
             )
-        cells.append(CellRecord(index=cell.index, name=cell.name, site=cell.site, nodes=tuple(members)))
+        pace = None if cell.window is None else Pace.of(plan.recipe.exchange, cell.window)
+        cells.append(CellRecord(index=cell.index, name=cell.name, site=cell.site, nodes=tuple(members), pace=pace))
     return records.change(record, cells=tuple(cells))
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from types import TracebackType
 
+from islandctl.config.paths import log_pieces
 from islandctl.errors import UsageError
 from islandctl.fleet import node as nodes
 from islandctl.planner.plan import Plan
@@ -15,7 +16,7 @@ from islandctl.runs.record import NodeRecord, RunRecord
 
 BLOCK_BYTES = 4 << 20
 """Read of one file in one round trip."""
-_FILE = re.compile(r"(rank-(\d+)|node-\d+)\.log")
+_LOG = re.compile(r"rank-(\d+)|node-\d+")
 
 
 class LogReader:
@@ -105,13 +106,21 @@ class LogReader:
         host = self._reach.host(node.site, node.host)
         folder = f"{node.folder}/logs"
         (sizes,) = nodes.sizes(host, [folder])
-        names = [name for name in sorted(sizes) if self._wanted(name)]
+        logs = {log: pieces for log, pieces in sorted(log_pieces(sizes).items()) if self._wanted(log)}
+        names = [name for pieces in logs.values() for name in pieces]
         fresh = [name for name in names if (node.cell, node.index, name) not in self._tails]
         if fresh:
             paths = [f"{folder}/{name}" for name in fresh]
             starts = [0] * len(fresh) if tail is None else nodes.tail_offsets(host, paths, tail)
-            for name, offset in zip(fresh, starts, strict=True):
-                self._tails[node.cell, node.index, name] = self._tail(node, name, offset)
+            offsets = dict(zip(fresh, starts, strict=True))
+            for log, pieces in logs.items():
+                self._tell_of_gap(node, log, pieces)
+                before = None
+                for name in pieces:
+                    key = (node.cell, node.index, name)
+                    if name in offsets:
+                        self._tails[key] = self._tail(node, log, offsets[name], before)
+                    before = self._tails[key]
         found: dict[str, list[Line]] = {name: [] for name in names}
         open_ones = names
         while open_ones:
@@ -129,17 +138,31 @@ class LogReader:
                 if piece.data and one.offset < piece.size:
                     unread.append(name)
             open_ones = unread
-        return list(found.values())
+        return [self._joined(node, pieces, found) for pieces in logs.values()]
 
-    def _wanted(self, name: str) -> bool:
-        match = _FILE.fullmatch(name)
+    def _joined(self, node: NodeRecord, pieces: list[str], found: dict[str, list[Line]]) -> list[Line]:
+        """New lines of all pieces of one log as one batch, so that their order stays."""
+        tails = [self._tails[node.cell, node.index, name] for name in pieces]
+        for one, name in zip(tails[:-1], pieces[:-1], strict=True):
+            found[name] += one.rest()  # nobody goes on with a line in a piece that was left
+        return [line for name in pieces for line in found[name]]
+
+    def _tell_of_gap(self, node: NodeRecord, log: str, pieces: list[str]) -> None:
+        """A follower that was away for longer than pieces are kept cannot have read them all."""
+        known = [name for cell, index, name in self._tails if (cell, index) == (node.cell, node.index)]
+        mine = log_pieces(known).get(log, [])
+        if mine and pieces[0] not in mine:
+            self._say(f"{node.label}: {log}: what came before {pieces[0]} was removed before it could be read")
+
+    def _wanted(self, log: str) -> bool:
+        match = _LOG.fullmatch(log)
         if match is None:
             return False
-        return not self._ranks or (match[2] is not None and int(match[2]) in self._ranks)
+        return not self._ranks or (match[1] is not None and int(match[1]) in self._ranks)
 
-    def _tail(self, node: NodeRecord, name: str, offset: int) -> Tail:
-        match = _FILE.fullmatch(name)
-        rank = int(match[2]) if match and match[2] else None
+    def _tail(self, node: NodeRecord, log: str, offset: int, before: Tail | None) -> Tail:
+        match = _LOG.fullmatch(log)
+        rank = int(match[1]) if match and match[1] else None
         cell = self._record.cells[node.cell].name
         place = f"rank-{rank}" if rank is not None else f"node-{node.index}"
-        return Tail(f"{cell}/{place}", node.site, rank, offset)
+        return Tail(f"{cell}/{place}", node.site, rank, offset, before)

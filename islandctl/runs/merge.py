@@ -30,16 +30,21 @@ class Line:
 
 
 class Tail:
-    """One file's end: takes bytes as they come, gives whole lines, holds a partial last line back."""
+    """One file's end: takes bytes as they come, gives whole lines, holds a partial last line back.
 
-    def __init__(self, source: str, site: str, rank: int | None, offset: int = 0) -> None:
+    Args:
+        before: the piece of the same log that this one follows; a line without a time has that of the line before.
+    """
+
+    def __init__(self, source: str, site: str, rank: int | None, offset: int = 0, before: Tail | None = None) -> None:
         self.source = source
         self.site = site
         self.rank = rank
         self.offset = offset
         """Where the next read starts: all bytes before it have been fed."""
         self._partial = b""
-        self._at = 0.0
+        self._clock: list[float] = [0.0] if before is None else before._clock
+        """Of the last line that told a time; one for all pieces of a log."""
 
     def feed(self, offset: int, content: bytes) -> list[Line]:
         """Take ``content``, which starts at ``offset`` in the file, and give the lines that are whole now.
@@ -66,9 +71,9 @@ class Tail:
         return [self._line(partial)] if partial else []
 
     def _line(self, raw: bytes) -> Line:
-        self._at = line_time(raw) or self._at
+        self._clock[0] = line_time(raw) or self._clock[0]
         text = raw.decode(errors="replace").rstrip("\r")
-        return Line(source=self.source, site=self.site, rank=self.rank, at=self._at, text=text)
+        return Line(source=self.source, site=self.site, rank=self.rank, at=self._clock[0], text=text)
 
 
 def merge(batches: Iterable[Sequence[Line]]) -> list[Line]:

@@ -17,8 +17,8 @@ def heartbeat_from(content: bytes, *, cell: int, attempt: int, steps: int, begin
 
     Args:
         content: the file's end. The first line may be cut, and so may the last.
-        steps: steps of the whole run.
-        begins_at: the step of the joint checkpoint that ``attempt`` went back to.
+        steps: the cell's, of the whole run.
+        begins_at: its step at the joint checkpoint that ``attempt`` went back to.
     """
     last: dict[str, dict[str, Any]] = {}
     trained: dict[int, dict[str, Any]] = {}

@@ -24,22 +24,27 @@ from islandctl.runs.record import KeptRecord, NodeRecord, RunRecord, TunnelRecor
 from islandctl.runs.relay import address, own_code, own_python, relay_files, relay_job, wait_until_it_answers
 
 CONTROLLER = "controller"
+TUNNEL_TIMEOUT_S = 60.0
 _LIVE = ("starting", "running", "backoff")
 TO_RELAY = "relay"
 """Name of the tunnel through which the controller reaches a relay elsewhere."""
 
 
-def start_relay(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> RunRecord:
-    """Write the relay's files, start it, and learn its port; the port stays the same for the whole run."""
+def start_relay(record: RunRecord, plan: Plan, reach: Reach, say: Say, *, measure: bool = False) -> RunRecord:
+    """Write the relay's files, start it, and learn its port; the port stays the same for the whole run.
+
+    Args:
+        measure: it also serves the doctor's measurements.
+    """
     settings = plan.recipe.relay
     relay, folder = _place(record, plan, reach, say)
     host = reach.beside(relay.host)
     record = records.change(record, relay=relay)
     listen = _listen(settings.address)
-    nodes.write_files(host, folder, relay_files(record, plan, host=listen, port=settings.port or 0))
+    nodes.write_files(host, folder, relay_files(record, plan, host=listen, port=settings.port or 0, measure=measure))
     nodes.start(host, relay.supervisor, relay.python, relay.folder, relay_job(record, relay))
     _, port = address(host, str(folder))
-    nodes.write_files(host, folder, relay_files(record, plan, host=listen, port=port))
+    nodes.write_files(host, folder, relay_files(record, plan, host=listen, port=port, measure=measure))
     if relay.host:
         there = nodes.free_port(reach.beside(""))
         way = TunnelRecord(name=TO_RELAY, host=relay.host, reverse=False, host_port=port, local_port=there)
@@ -82,6 +87,22 @@ def start_tunnels(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> RunR
 
     cells = tuple(cell.model_copy(update={"nodes": tuple(map(routed, cell.nodes))}) for cell in record.cells)
     return records.change(record, cells=cells)
+
+
+def await_tunnels(record: RunRecord, reach: Reach) -> None:
+    """See that the nodes' ways to the relay stand, before workers are started that would wait for it.
+
+    Raises:
+        PreflightError, UnreachableError: names each node that has none.
+    """
+
+    def wait(way: TunnelRecord) -> None:
+        folder = RunFolder.of(record.run).tunnels / way.name
+        tunnel.await_reverse(
+            reach.beside(""), reach.host(way.site, way.host), folder, way.host_port, TUNNEL_TIMEOUT_S
+        )
+
+    demand(each([way for way in record.tunnels if way.reverse], wait), "waiting for the tunnels")
 
 
 def silent(record: RunRecord, reach: Reach) -> list[str]:

@@ -19,6 +19,7 @@ from islandctl.runs.record import load, load_plan_of
 if TYPE_CHECKING:
     from islandctl.config.site import SiteProfile, Ssh
     from islandctl.fleet.connect import Fleet
+    from islandctl.fleet.hostkeys import Ask
     from islandctl.planner.plan import Plan
 
 T = TypeVar("T")
@@ -53,13 +54,15 @@ class Reach:
         plan: the run's; None: read when a host beyond this machine is asked for.
         run: its name.
         say: takes messages about connections.
+        ask: puts a question to the person, about a host key that is new; None: nobody is there.
     """
 
-    def __init__(self, plan: Plan | None, run: str, say: Say) -> None:
+    def __init__(self, plan: Plan | None, run: str, say: Say, ask: Ask | None = None) -> None:
         self._given = plan
         self._run = run
         self._known_hosts = RunFolder.of(run).known_hosts
         self._say = say
+        self._ask = ask
         self._controller = LocalHost()
         self._guard = threading.Lock()
         self._made: Fleet | None = None
@@ -121,7 +124,7 @@ class Reach:
 
         with self._guard:
             if self._made is None:
-                self._made = Fleet(known_hosts=self._known_hosts, on_message=self._say)
+                self._made = Fleet(known_hosts=self._known_hosts, on_message=self._say, ask=self._ask)
             return self._made
 
 

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from islandctl.config.budget import Budget
 from islandctl.config.model import Model, Name
+from islandctl.config.pace import Pace
 from islandctl.config.paths import RunFolder, home
 from islandctl.errors import UsageError
 from islandctl.runs.files import make_folder, only_one, write_whole
@@ -67,6 +68,16 @@ class CellRecord(Model):
     name: Name
     site: str
     nodes: tuple[NodeRecord, ...]
+    pace: Pace | None = None
+    """Where it takes steps of its own; None: its steps are the run's."""
+
+    def own_step(self, step: int) -> int:
+        """How many steps it has done where the run has done ``step``."""
+        return step if self.pace is None else self.pace.own_step(step)
+
+    def run_step(self, own: int) -> int:
+        """The other way round."""
+        return own if self.pace is None else self.pace.run_step(own)
 
 
 class KeptRecord(Model):
@@ -107,9 +118,9 @@ class RunRecord(Model):
     plan_hash: str
     config_hash: str
     steps: int
-    """Steps of the whole run."""
+    """Of the whole run, as the recipe has them. A cell can take others: see its ``pace``."""
     tokens_per_step: int
-    """Tokens that one cell trains in a step."""
+    """Tokens that one cell trains in a step of its own."""
     late_then: Literal["wait", "alone"] = "wait"
     """What the others do without a cell that is away."""
     budget: Budget | None = None

@@ -47,11 +47,14 @@ def cell_token(run: str, cell: int) -> bytes:
     return (RunFolder.of(run).secrets / f"cell-{cell}").read_bytes()
 
 
-def relay_files(record: RunRecord, plan: Plan, *, host: str, port: int) -> dict[str, tuple[bytes, int]]:
+def relay_files(
+    record: RunRecord, plan: Plan, *, host: str, port: int, measure: bool = False
+) -> dict[str, tuple[bytes, int]]:
     """What lies in the relay's folder before its start: name → (content, mode).
 
     Args:
         host, port: where it listens.
+        measure: it also serves the doctor's measurements.
     """
 
     from islandctl.relay.settings import RelaySettings
@@ -72,6 +75,7 @@ def relay_files(record: RunRecord, plan: Plan, *, host: str, port: int) -> dict[
         emulate=plan.recipe.relay.emulate,
         host=host,
         port=port,
+        measure=measure,
     )
     return {
         "relay.json": (settings.model_dump_json(indent=2).encode(), 0o600),

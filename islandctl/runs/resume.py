@@ -16,6 +16,7 @@ from islandctl.config.paths import RunFolder
 from islandctl.config.recipe import Recipe
 from islandctl.errors import BudgetError, IslandError, UnreachableError, UsageError
 from islandctl.fleet import node as nodes
+from islandctl.fleet.hostkeys import Ask
 from islandctl.fleet.job import SupervisorState
 from islandctl.fleet.supervisor import span
 from islandctl.ledger.entries import Rewind
@@ -39,11 +40,18 @@ _LIVE = ("starting", "running", "backoff", "stopping")
 
 
 def resume(
-    record: RunRecord, plan: Plan, say: Say, *, step: int | None = None, budget: Budget | None = None
+    record: RunRecord,
+    plan: Plan,
+    say: Say,
+    ask: Ask | None = None,
+    *,
+    step: int | None = None,
+    budget: Budget | None = None,
 ) -> RunRecord:
     """Bring a run back to running workers, whatever has ended of it, in whatever way.
 
     Args:
+        ask: puts a question to the person; None: nobody is there.
         step: a joint checkpoint's step; 0: from the beginning; None: the newest one.
         budget: from now on in place of the recipe's; what was used before counts.
 
@@ -60,7 +68,7 @@ def resume(
         say(f"note: {note}")
     with (
         only_one(RunFolder.of(record.run).root / "lock", f"islandctl resume {record.run}"),
-        Reach(plan, record.run, say) as reach,
+        Reach(plan, record.run, say, ask) as reach,
     ):
         record = records.load(record.run)
         states = _ask(record, reach)

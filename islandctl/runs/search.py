@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 from islandctl.config.model import Model
 from islandctl.config.paths import RunFolder
@@ -17,6 +18,8 @@ from islandctl.runs.record import RunRecord
 Place = tuple[str, str]
 """Site and host, as ``Reach.at`` takes them."""
 HERE: Place = ("", "")
+NO_ACCELERATOR = "no accelerator here"
+PORTS_FREE = "its ports are free"
 
 
 class Found(Model):
@@ -30,6 +33,9 @@ class Found(Model):
     """Hosts that could not be asked, each with the reason."""
     hosts: tuple[str, ...] = ()
     """Hosts that were searched and are clean."""
+    resources: tuple[str, ...] = ()
+    """Of each host that is clean: the run's ports and its accelerators' memory are free, or which process, not of the
+    run, holds them."""
 
     @property
     def exit_code(self) -> int:
@@ -43,7 +49,8 @@ class Found(Model):
         """The findings for people."""
         lines = [f"left: {one}" for one in self.left]
         lines += [f"unknown: {one}" for one in self.unknown]
-        return lines + ([f"nothing of {self.run} is left on {', '.join(self.hosts)}"] if self.hosts else [])
+        lines += [f"nothing of {self.run} is left on {', '.join(self.hosts)}"] if self.hosts else []
+        return lines + [one for one in self.resources if not one.endswith((NO_ACCELERATOR, PORTS_FREE))]
 
 
 def places(record: RunRecord, plan: Plan) -> list[Place]:
@@ -67,30 +74,61 @@ def _places(plan: Plan, relay: str, *, nodes_too: bool) -> list[Place]:
     return list(dict.fromkeys(found))
 
 
-def search(run: str, mark: str, where: Sequence[Place], reach: Reach, *, end: bool) -> Found:
-    """Search hosts for processes that carry the mark.
+def search(
+    run: str, mark: str, where: Sequence[Place], reach: Reach, *, end: bool, record: RunRecord | None = None
+) -> Found:
+    """Search hosts for processes that carry the mark, for listeners on the run's ports, and at accelerators' memory.
 
     Args:
-        end: end what is found, and search again.
+        end: end the processes that are found, and search again.
+        record: tells the ports; None: nobody knows them.
     """
 
-    def look(place: Place) -> tuple[str, list[nodes.Leftover]]:
+    def look(place: Place) -> tuple[str, nodes.Remains, list[str]]:
         host = reach.at(*place)
-        found = nodes.leftovers(host, mark)
-        if found and end:
+        folders, ports = _traces(record, place) if record is not None else ([], [])
+        found = nodes.remains(host, mark, folders, ports)
+        if found.processes and end:
             nodes.end_leftovers(host, mark)
-            found = nodes.leftovers(host, mark)
-        return host.label, found
+            found = nodes.remains(host, mark, folders, ports)
+        return host.label, found, [] if found.processes else _resources(found, worked=bool(folders))
 
-    left, unknown, clean = [], [], []
+    left, unknown, clean, resources = [], [], [], []
     for verdict in each(where, look):
         if verdict.value is None:
             unknown.append(told("/".join(filter(None, verdict.item)) or "this machine", verdict.error))
             continue
-        label, found = verdict.value
-        left += [f"{label}: process {one.pid} ({one.job}): {one.command}" for one in found]
-        clean += [] if found else [label]
-    return Found(run=run, left=tuple(left), unknown=tuple(unknown), hosts=tuple(dict.fromkeys(clean)))
+        label, found, held = verdict.value
+        left += [f"{label}: process {one.pid} ({one.job}): {one.command}" for one in found.processes]
+        clean += [] if found.processes else [label]
+        resources += [f"{label}: {one}" for one in held]
+    return Found(
+        run=run,
+        left=tuple(left),
+        unknown=tuple(unknown),
+        hosts=tuple(dict.fromkeys(clean)),
+        resources=tuple(dict.fromkeys(resources)),
+    )
+
+
+def _resources(found: nodes.Remains, *, worked: bool) -> list[str]:
+    """Ports and accelerators of a host without a process of the run; ``worked``: workers ran there."""
+    told = list(found.taken) or ([PORTS_FREE] if found.ports else [])
+    if found.accelerators is not None:
+        return told + (list(found.held) or [f"the memory of its {found.accelerators} accelerators is free"])
+    return told + ([NO_ACCELERATOR] if worked else [])
+
+
+def _traces(record: RunRecord, place: Place) -> tuple[list[str], list[int]]:
+    """What the record tells of a place: supervisors' folders, and ports that relay and tunnels listened on."""
+    folders = [node.folder for node in record.nodes if node.host and (node.site, node.host) == place]
+    folders += [node.folder for node in record.nodes if not node.host and place == HERE]
+    ports = [one.host_port for one in record.tunnels if one.host == place[1]]
+    if place == HERE:
+        ports = [one.local_port for one in record.tunnels if not one.reverse]
+        here = record.relay is not None and not record.relay.host
+        ports += [port] if here and (port := urlsplit(record.relay_url).port) else []
+    return folders, ports
 
 
 def mark_in_files(run: str) -> str:

@@ -35,7 +35,7 @@ def check_recipe(plan: Plan, read: Callable[[str], Recipe | None], *, run: str) 
         if recipe is None:
             continue
         changes = differences(plan.recipe, recipe)
-        if config_hash(recipe, tuple(cell.name for cell in plan.cells), plan.files) == plan.config_hash:
+        if config_hash(recipe, plan.cells, plan.files) == plan.config_hash:
             if changes:
                 notes.append(f"{path} has changed ({'; '.join(changes)}); the run keeps the values of its launch")
             continue

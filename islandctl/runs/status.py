@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from islandctl.config.model import Model
-from islandctl.fleet.job import SupervisorState
+from islandctl.fleet.job import EndKind, SupervisorState
 from islandctl.relay.messages import Heartbeat, JointCheckpoint, RelayStatus
 
 RunState = Literal["launching", "running", "degraded", "waiting", "finished", "failed", "stopped", "unknown"]
@@ -44,6 +44,7 @@ class Outcome(Model):
     retry: bool = False
     reason: str = ""
     hint: str = ""
+    kind: str = ""
     step: int | None = None
     rank: int | None = None
     at: float = 0.0
@@ -97,6 +98,8 @@ class NodeView(Model):
     """Of its supervisor; ``lost``: gone without an exit record."""
     restarts: int = 0
     """By its supervisor."""
+    kind: EndKind = ""
+    """How it failed or was taken away, in a word; while it runs, why its workers last ended."""
     detail: str = ""
     """Why it is in this state."""
 
@@ -115,7 +118,13 @@ class CellView(Model):
     detail: str = ""
     """One line: what it waits for, why it failed, why it cannot be reached."""
     step: int | None = None
-    """Last step done."""
+    """Last step done, by its own number."""
+    steps: int | None = None
+    """Of its own in the whole run, where cells take unequal numbers of them (exchange.pace: measured); else null."""
+    window: int | None = None
+    """Then also: whole windows that are behind it, in which all cells are alike."""
+    windows: int | None = None
+    """And of the whole run."""
     bits_per_byte: tuple[tuple[int, float], ...] = ()
     """(step, held-out bits per byte), newest last."""
     loss: float | None = None
@@ -135,7 +144,8 @@ class CellView(Model):
     restarts: int = 0
     """By the supervisors."""
     last_end: str = ""
-    """Why its workers last ended though nobody had asked them to; empty: they never did."""
+    """Why its workers last ended though nobody had asked them to, a word (crash, out-of-memory, preempted, node-lost,
+    hung, peer-lost) before the cause; empty: they never did."""
     bytes_up: int | None = None
     """To the relay, since the relay was started."""
     bytes_down: int | None = None
@@ -157,8 +167,10 @@ class Culprit(Model):
     """Its node, as ``site/host``."""
     rank: int | None = None
     """Its rank, when it is known."""
+    kind: EndKind = ""
+    """The same in a word."""
     reason: str
-    """In its own words, or its exit code."""
+    """In its own words, or its exit code or signal."""
     hint: str = ""
     """What to do."""
     lines: tuple[str, ...] = ()
@@ -200,9 +212,9 @@ class RunStatus(Model):
     config_hash: str
     """Of what decides the result: recipe and cells."""
     step: int | None = None
-    """Of the slowest cell."""
+    """Of the recipe's steps, where the slowest cell is."""
     steps: int
-    """Of the whole run."""
+    """The recipe's, of the whole run."""
     eta_s: float | None = None
     """Until the slowest cell is through, at its present speed; null while a cell is not known to move. A budget may
     end the run before."""

@@ -97,7 +97,7 @@ def end_everything(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> Sto
     troubles = [
         told(place, error) for place, error in ended if error is not None and not isinstance(error, UnreachableError)
     ]
-    found = search(record.run, record.mark, places(record, plan), reach, end=True)
+    found = search(record.run, record.mark, places(record, plan), reach, end=True, record=record)
     return StopReport(**dict(found), troubles=tuple(troubles))
 
 

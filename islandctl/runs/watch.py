@@ -8,14 +8,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from islandctl.config.budget import BY_BUDGET
-from islandctl.fleet.supervisor import ASKED
+from islandctl.fleet.supervisor import ASKED, MEMORY, PEER_LOST, PREEMPTED
 from islandctl.fleet.supervisor import LIVE as _LIVE
 from islandctl.relay.messages import UNSAVED
-from islandctl.runs.cells import cell_view
+from islandctl.runs.cells import cell_view, spoke
 from islandctl.runs.record import FINISHED, CellRecord, RunRecord
 from islandctl.runs.status import CellView, Culprit, Facts, RelayView, RunState, RunStatus
 
 _TRAINING = ("training", "waiting", "evaluating", "checkpointing")
+_HINTS = {
+    MEMORY: "the node's memory does not hold it: fewer ranks on it, or a smaller data.limit_bytes; see islandctl plan"
+}
+"""For ends of which the workers could say nothing."""
 
 
 def combine(record: RunRecord, facts: Facts) -> RunStatus:
@@ -25,7 +29,7 @@ def combine(record: RunRecord, facts: Facts) -> RunStatus:
     state, detail, hint = _overall(record, facts, cells, culprit)
     if facts.at_work:
         hint = ""  # the next command would only be refused
-    known = [cell.step for cell in cells if cell.step is not None]
+    known = [record.cells[cell.cell].run_step(cell.step) for cell in cells if cell.step is not None]
     joint = facts.relay.joint_checkpoints[-1] if facts.relay and facts.relay.joint_checkpoints else facts.joint
     return RunStatus(
         run=record.run,
@@ -55,26 +59,30 @@ def eta_s(cells: Sequence[CellView], steps: int, tokens_per_step: int) -> float 
             continue
         if cell.step is None or not cell.tokens_per_s:
             return None
-        rest.append(max(0, steps - cell.step) * tokens_per_step / cell.tokens_per_s)
+        rest.append(max(0, (cell.steps or steps) - cell.step) * tokens_per_step / cell.tokens_per_s)
     return max(rest, default=0.0)
 
 
 def find_culprit(record: RunRecord, facts: Facts) -> Culprit | None:
-    """What failed first: the workers' own word before a mere exit code, earlier before later.
+    """What failed first: not who lost a peer; the workers' own word before a mere exit code, earlier before later.
 
     All nodes of a cell read the same ``outcome.json``, so the place is the node that holds the rank it names.
     """
     failed = [node for node in facts.nodes if node.state is not None and node.state.outcome == "failed"]
     if not failed:
         return None
-    spoken = [node for node in failed if node.outcome is not None and node.outcome.outcome == "failed"]
+    failed = [node for node in failed if node.state is not None and node.state.kind != PEER_LOST] or failed
+    spoken = [node for node in failed if spoke(node)]
     first = min(spoken or failed, key=lambda node: (node.outcome.at if node.outcome else 0.0, node.cell, node.node))
     cell = record.cells[first.cell]
     rank, index = (first.outcome.rank if spoken and first.outcome else None), first.node
+    if rank is None and first.state is not None:
+        rank = first.state.rank
     if rank is not None:
         index = node_of_rank(cell, rank)
         first = next((node for node in failed if node.cell == first.cell and node.node == index), first)
-    reason, hint = (first.state.reason if first.state else "") or "ended without a word", ""
+    kind = first.state.kind if first.state else ""
+    reason, hint = (first.state.reason if first.state else "") or "ended without a word", _HINTS.get(kind, "")
     if spoken and first.outcome is not None:
         reason, hint = first.outcome.reason, first.outcome.hint
     return Culprit(
@@ -82,6 +90,7 @@ def find_culprit(record: RunRecord, facts: Facts) -> Culprit | None:
         cell=cell.name,
         node=cell.nodes[index].label,
         rank=rank,
+        kind=kind,
         reason=reason,
         hint=hint or f"islandctl logs {record.run} --site {cell.site} --tail 100",
         lines=first.lines,
@@ -131,8 +140,10 @@ def _overall(
     if facts.relay is not None and facts.relay.halted:
         return "failed", f"halted: {facts.relay.halted}", f"{resume} goes back to the newest joint checkpoint"
     if culprit is not None:
-        where = f"{culprit.cell}, node {culprit.node}" + ("" if culprit.rank is None else f", rank {culprit.rank}")
-        return "failed", f"{where}: {culprit.reason}", culprit.hint
+        rank = "" if culprit.rank is None or culprit.reason.startswith("rank ") else f", rank {culprit.rank}"
+        where = f"{culprit.cell}, node {culprit.node}{rank}"
+        kind = f"{culprit.kind}: " if culprit.kind not in ("", "crash") else ""
+        return "failed", f"{where}: {kind}{culprit.reason}", culprit.hint
     return _ended(record, facts, cells) or _troubled(record, facts, cells) or _going(record, facts, cells)
 
 
@@ -174,7 +185,8 @@ def _ended(record: RunRecord, facts: Facts, cells: Sequence[CellView]) -> tuple[
     if "lost" not in states or proven:
         ends = [node.state.reason for node in facts.nodes if node.state is not None]
         spent = next((reason for reason in (*ends, record.reason) if reason.startswith(BY_BUDGET)), "")
-        why = "; ".join(filter(None, (spent or record.reason, unasked)))
+        taken = next((cell.detail for cell in cells if cell.detail.startswith(PREEMPTED)), "")
+        why = "; ".join(filter(None, (spent or record.reason or taken, unasked)))
         return "stopped", why, f"{resume} --budget '…' raises it" if spent else resume
     return "failed", "no supervisor runs any more (reboot or kill -9 of everything)", resume
 

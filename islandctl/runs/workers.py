@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 from islandctl.config.paths import CellFolder, RunFolder
 from islandctl.errors import PreflightError
 from islandctl.fleet import node as nodes
+from islandctl.fleet.host import Host
 from islandctl.fleet.job import SupervisorJob
 from islandctl.planner.plan import Plan
 from islandctl.runs.jobs import STOP_TIMEOUT_S, cell_job, worker_job
@@ -74,7 +75,8 @@ def start_workers(record: RunRecord, plan: Plan, reach: Reach) -> None:
 
     def start(node: NodeRecord) -> None:
         host = reach.host(node.site, node.host)
-        job = worker_job(record, plan, node, master=masters[node.cell])
+        own = _address(host) if masters[node.cell] is not None else ""
+        job = worker_job(record, plan, node, master=masters[node.cell], address=own)
         nodes.start(host, node.supervisor, node.python, node.folder, job)
 
     demand(each(record.nodes, start), "starting the workers")
@@ -106,9 +108,19 @@ def _master(record: RunRecord, cell: int, reach: Reach) -> tuple[str, int] | Non
     if len(members) == 1:
         return None
     host = reach.host(members[0].site, members[0].host)
+    address = _address(host)
+    return address, nodes.free_port(host, address)
+
+
+def _address(host: Host) -> str:
+    """The host's own, by which its peers reach it: a name would be looked up by each of them.
+
+    Raises:
+        PreflightError: it has none.
+    """
     address = host.python(_ADDRESS, {}, timeout_s=30.0)
     if not address:
         raise PreflightError(
             f"{host.label}: the node has no address that its peers could reach", hint="check its network interfaces"
         )
-    return str(address), nodes.free_port(host, str(address))
+    return str(address)

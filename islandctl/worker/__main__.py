@@ -6,27 +6,33 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
+from typing import NoReturn
 
 from pydantic import ValidationError
 
 from islandctl.config.job import CellJob
 from islandctl.config.paths import CellFolder
 from islandctl.errors import ConfigError, IslandError, UsageError
-from islandctl.worker.lines import WholeLines
+from islandctl.worker import interface
+from islandctl.worker.lines import Pieces, WholeLines
 from islandctl.worker.main import train
 from islandctl.worker.outcome import Outcome, release_outcome, reserve_outcome, write_outcome
 from islandctl.worker.process import Process, enter
+from islandctl.worker.pulse import Pulse
 from islandctl.worker.random_states import seed_all
 from islandctl.worker.script import run_script
 from islandctl.worker.wishes import Stopped, Wishes
 
 log = logging.getLogger("islandctl.worker")
 NODE_VARIABLE = "ISLANDCTL_NODE_FOLDER"
+LOG_VARIABLE = "ISLANDCTL_LOG_BYTES"
 
 
 def read_job(folder: CellFolder) -> CellJob:
@@ -53,12 +59,9 @@ def start_log(rank: int) -> None:
     node = os.environ.get(NODE_VARIABLE)
     if node:
         with suppress(OSError):
-            logs = Path(node, "logs")
-            logs.mkdir(parents=True, exist_ok=True)
-            file = os.open(logs / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            for stream in (1, 2):
-                os.dup2(file, stream)
-            os.close(file)
+            Pieces(
+                Path(node, "logs"), f"rank-{rank}", kept_bytes=int(os.environ.get(LOG_VARIABLE, 256 << 20))
+            ).begin()
     logging.raiseExceptions = False  # else each lost line would print a traceback, to the same full disk
     handler = WholeLines(2)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -73,6 +76,7 @@ def main(argv: list[str]) -> int:
         return 2
     rank = int(os.environ.get("RANK", "0"))
     start_log(rank)
+    interface.choose(os.environ)
     folder = CellFolder(PurePosixPath(os.path.abspath(argv[0])))
     if rank == 0:
         Path(folder.outcome).unlink(missing_ok=True)
@@ -84,7 +88,7 @@ def main(argv: list[str]) -> int:
     process: Process | None = None
     code = 0
     try:
-        process = enter(Process(folder, read_job(folder), wishes))
+        process = enter(Process(folder, read_job(folder), wishes, Pulse(Path(node) if node else None, rank)))
         outcome = work(process, argv[1:])
     except Stopped as error:
         outcome = Outcome.ended("stopped", str(error), step=process.step if process else 0, retry=True)
@@ -129,5 +133,20 @@ def work(process: Process, script: list[str]) -> Outcome:
     return session.outcome()
 
 
+def leave(code: int) -> NoReturn:
+    """End the process as Python does, but without taking the interpreter apart.
+
+    Threads of torch and gloo that outlive their groups come back for the interpreter's lock there, are ended in the
+    middle of a C++ function, and the process dies of SIGABRT ("terminate called without an active exception") after
+    everything is done. What a script has left to its own threads and to ``atexit`` is done first.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing's children do
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

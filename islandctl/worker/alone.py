@@ -35,6 +35,10 @@ class Exchanger(Protocol):
         """Follow the ledger from the loaded state; gives the step to continue at."""
 
     @property
+    def run_step(self) -> int:
+        """The run's step that the cell has reached: where it takes steps of its own another number than theirs."""
+
+    @property
     def warming_up(self) -> bool:
         """The first cell trains alone, and this one must wait for it before it trains."""
 
@@ -84,6 +88,11 @@ class Alone:
 
     def resume(self) -> int:
         """Where the loaded state was."""
+        return self._step
+
+    @property
+    def run_step(self) -> int:
+        """The same as its own."""
         return self._step
 
     @property

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from islandctl.config.exchange import Exchange
 from islandctl.config.faults import explain
+from islandctl.config.pace import Pace
 from islandctl.errors import ConfigError, UsageError
 from islandctl.exchange import island as engine
 from islandctl.exchange.journal import Journal, MemoryJournal
@@ -33,6 +34,8 @@ class Place(Transport, Protocol):
     """See ``exchange_hash``."""
     exchange: Exchange | None
     """What the relay was made for."""
+    windows: tuple[int, ...]
+    """Each cell's own steps a window, with ``pace: measured``."""
 
     def tell_model(self, attempt: int, parameters: Sequence[tuple[str, Sequence[int]]]) -> None:
         """Tell what this cell's model consists of; refused when another cell's differs."""
@@ -71,7 +74,7 @@ def attach(
         held_out_hash: (launched) a hash of the text that is evaluated on; cells with unequal ones are refused.
         exchange: how the cells exchange: ``Exchange``, or its keys as in a recipe; left out: what the relay was made
             for.
-        steps: inner steps of the run.
+        steps: inner steps of the run; a cell with steps of its own takes another number (``island.num_steps``).
         tokens_per_step: what ``island.step()`` counts when it is not told.
         transport: this cell's place at the relay.
         seed: of the rounding of packets.
@@ -130,11 +133,18 @@ def _explicit(
             f"attach: a {type(place).__name__} is no cell's place at a relay",
             hint="take the one that islandctl.run_cells gives, or InProcessRelay.transport(cell)",
         )
-    if exchange_hash(settings, place.num_cells) != place.config_hash:
+    windows = getattr(place, "windows", ())
+    if exchange_hash(settings, place.num_cells, windows) != place.config_hash:
         raise ConfigError(
             f"attach: the relay of run '{place.run}' was made for another exchange than cell {place.cell}'s",
             hint="give all cells and their relay one and the same Exchange, or leave exchange out",
         )
+    if windows and (steps - settings.warmup) % settings.window:
+        raise ConfigError(
+            f"attach: {steps} steps are no whole windows of {settings.window}: with pace: measured cells meet only "
+            "where a window ends"
+        )
+    own = windows[place.cell] if windows else None
     parameters = named_parameters(model)
     OptimizerState(optimizer, parameters)  # refuses one that is not of this model
     exchanger: Exchanger
@@ -145,6 +155,7 @@ def _explicit(
             parameters,
             settings=settings,
             steps=steps,
+            own=own,
             seed=seed,
             run=place.run,
             config_hash=place.config_hash,
@@ -156,4 +167,5 @@ def _explicit(
         )
         place.tell_model(1, [(name, tuple(parameter.shape)) for name, parameter in parameters.items()])
     aside = getattr(place, "aside", None)  # where cells of one process take turns
-    return Island(exchanger, num_steps=steps, tokens_per_step=tokens_per_step, aside=aside)
+    pace = Pace.of(settings, own)
+    return Island(exchanger, num_steps=steps, pace=pace, tokens_per_step=tokens_per_step, aside=aside)

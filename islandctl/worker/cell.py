@@ -48,7 +48,7 @@ class Cell:
                 hint="raise training.batch to at least the ranks of the largest cell",
             )
         torch.manual_seed(training.seed)
-        self.recipe, self.ranks = job.recipe, ranks
+        self.recipe, self.ranks, self.pace = job.recipe, ranks, job.pace
         with torch.device("meta"):
             model = Decoder(job.recipe.decoder)
         self.model = build(model, ranks, seed=training.seed, precision=training.precision)
@@ -73,7 +73,7 @@ class Cell:
         of the mean over the whole batch, however the ranks share it.
 
         Args:
-            step: finished steps before this one.
+            step: the cell's own finished steps before this one.
 
         Raises:
             NotFiniteError: at every rank, before the weights are touched.
@@ -96,7 +96,7 @@ class Cell:
         tokens_per_rank = self.tokens_per_step / ranks.size
         balance = balance_loss(counts_LE, routing.probs_LE, tokens_per_rank)
         torch.autograd.backward(nats / tokens_per_rank + self.recipe.decoder.balance * balance)
-        grad_norm, lr = self.inner.step(step)
+        grad_norm, lr = self.inner.step(self.pace.position(step))
         mean_balance = ranks.total(balance.detach().clone()) / ranks.size
         return StepResult(loss, float(mean_balance), grad_norm, lr)
 

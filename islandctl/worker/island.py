@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from islandctl.config.pace import Pace
 from islandctl.errors import UsageError
 from islandctl.worker.alone import Exchanger
 
@@ -34,7 +35,8 @@ class Island:
 
     Args:
         exchanger: the exchange.
-        num_steps: inner steps of the run.
+        num_steps: inner steps of the run, as the recipe has them.
+        pace: the cell's own steps against these.
         tokens_per_step: what ``step`` counts when it is not told; None: it must be told.
         aside: entered with the steps made while the loop is in the exchange, where it may wait for other cells of
             this process; gives what to call with the steps made before it comes back.
@@ -45,11 +47,14 @@ class Island:
         exchanger: Exchanger,
         *,
         num_steps: int,
+        pace: Pace,
         tokens_per_step: int | None = None,
         aside: Aside | None = None,
     ) -> None:
-        self.num_steps = num_steps
-        """Inner steps of the run."""
+        self.num_steps = pace.own_step(num_steps)
+        """Inner steps of this cell."""
+        self.pace = pace
+        """Its own steps against the run's."""
         self.done = 0
         """Inner steps done."""
         self.tokens = 0
@@ -112,10 +117,15 @@ class Island:
             )
         self._begin()
         self.tokens += counted
-        with self._aside(self.done + 1) as come_back:
+        with self._aside(self.pace.position(self.done + 1)) as come_back:
             self.done = self._exchanger.step(counted)
-            come_back(self.done)
+            come_back(self.pace.position(self.done))
         return self.done
+
+    def is_due(self, every: int) -> bool:
+        """Whether the last step has reached a multiple of ``every`` of the run's steps: the time to evaluate, or to
+        print. Cells that take unequal numbers of steps do so together."""
+        return self.done > 0 and self.pace.run_step(self.done) // every > self.pace.run_step(self.done - 1) // every
 
     def finish(self) -> bool:
         """After the loop: what is in flight is applied, and all cells exchange once more and end with equal bits.
@@ -178,13 +188,13 @@ class Island:
         """Before the first step: follow the ledger to where this cell stands."""
         if not self._begun:
             self._begun = True
-            with self._aside(self.done) as come_back:
+            with self._aside(self.pace.position(self.done)) as come_back:
                 self.done = self._exchanger.resume()
-                come_back(self.done)
+                come_back(self.pace.position(self.done))
             while self._exchanger.warming_up:
                 with self._aside(math.inf) as come_back:
                     self.done = self._exchanger.await_warmup()
-                    come_back(self.done)
+                    come_back(self.pace.position(self.done))
 
     def _between(self) -> None:
         """Between two steps."""

@@ -129,10 +129,12 @@ def join(
     ranks: Ranks,
     relay: RelayClient | None,
     on_silence: Callable[[], None],
+    on_wait: Callable[[], None],
 ) -> tuple[Exchanger, str]:
     """The exchange of this cell, as the recipe wants it, and the hash of its fragment map (empty: none).
 
-    ``on_silence`` is called when the loop stands still and the relay does not answer.
+    ``on_silence`` is called when the loop stands still and the relay does not answer, ``on_wait`` at every turn of a
+    wait.
     """
     settings = job.recipe.exchange
     if settings.mode == "none" or relay is None:
@@ -141,6 +143,7 @@ def join(
         parameters,
         settings=settings,
         steps=job.recipe.training.steps,
+        own=job.window,
         seed=job.recipe.training.seed,
         run=job.run,
         config_hash=job.config_hash,
@@ -152,5 +155,6 @@ def join(
         journal=FileJournal(Path(folder.journal)),
         save_every=job.recipe.checkpoint.every,
         on_silence=on_silence,
+        on_wait=on_wait,
     )
     return island, island.map.map_hash

@@ -25,7 +25,7 @@ def train(process: Process) -> None:
     for step in island.steps():
         result = cell.train_step(step)
         done = island.step(**vars(result))
-        if done % recipe.evaluation.every == 0 and done < island.num_steps:
+        if island.is_due(recipe.evaluation.every) and done < island.num_steps:
             island.evaluate(cell.evaluate)
     if island.finish():
         island.evaluate(cell.evaluate)

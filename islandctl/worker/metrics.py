@@ -11,6 +11,9 @@ Every line has ``kind``, ``attempt``, ``step`` and ``time`` (seconds since 1970,
     checkpoint  a whole one was written: path, seconds; or error
     end         outcome, reason
 
+Where cells take unequal steps (``exchange.pace: measured``), ``step`` is the cell's own, and every line has
+``window``: the whole windows behind it, by which cells can be compared.
+
 A worker that comes back repeats steps since its checkpoint and writes their lines again. A reader keeps the last
 line of each (kind, attempt, step); of several attempts, the newest one that has the step.
 """

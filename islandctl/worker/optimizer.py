@@ -17,8 +17,9 @@ from islandctl.worker.optimizers.named_shampoo import NamedShampoo
 from islandctl.worker.optimizers.soap import Soap
 
 
-def learning_rate(step: int, training: Training) -> float:
-    """The rate for the step that follows ``step`` finished ones: linear warm-up, then decay to ``final · peak``."""
+def learning_rate(step: float, training: Training) -> float:
+    """The rate for the step that follows ``step`` finished ones of the run: linear warm-up, then decay to
+    ``final · peak``. A cell that takes steps of its own stands at fractions of the run's."""
     peak, schedule, warmup = training.inner.lr, training.schedule, training.warmup
     if step < warmup:
         return peak * (step + 1) / warmup
@@ -65,11 +66,11 @@ class InnerOptimizer:
         self.training = training
         self.parts = parts(self.parameters, training.inner)
 
-    def step(self, step: int) -> tuple[float, float]:
+    def step(self, step: float) -> tuple[float, float]:
         """Clip, step and clear the gradients.
 
         Args:
-            step: finished steps before this one.
+            step: finished steps of the run before this one.
 
         Returns:
             The gradient's norm before clipping, and the learning rate.

@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
+import torch
+
 from islandctl.config.model import Model
 from islandctl.errors import (
     CheckpointError,
@@ -27,6 +29,12 @@ _PASSING = (OSError, RuntimeError, MemoryError)
 Anything else is a fault of the program or its data."""
 FINAL_CODES = frozenset({"halted", "stale", "held_out", "model", "forbidden", "foreign", "token"})
 """Refusals of the relay that a repetition would meet again."""
+_NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
+"""How accelerators and torch's own allocator say it."""
+LESS_MEMORY = (
+    "less memory: a smaller training.batch or training.sequence, more accelerators a cell, or precision: bfloat16; "
+    "of a node's memory, data.limit_bytes; islandctl plan tells what each takes"
+)
 RESERVED_BYTES = 16 << 10
 """Held free for a rank's last word."""
 LONGEST = 2000
@@ -45,6 +53,8 @@ class Outcome(Model):
     """May the supervisor start the workers again?"""
     reason: str
     hint: str = ""
+    kind: Literal["", "out-of-memory", "peer-lost"] = ""
+    """What kind of failure, where something depends on it. ``peer-lost``: another rank was first, without a word."""
     step: int = 0
     rank: int = 0
     at: float
@@ -60,11 +70,15 @@ class Outcome(Model):
             reason, hint, retry = error.message, error.hint, not final
         else:
             reason, hint, retry = _unexpected(error, rank), "see islandctl logs", _may_pass(error)
+        kind = _kind(error)
+        if kind == "out-of-memory":
+            hint = LESS_MEMORY
         return cls(
             outcome="failed",
             retry=retry,
             reason=reason[:LONGEST],
             hint=hint[:LONGEST],
+            kind=kind,
             step=step,
             rank=rank,
             at=round(time.time(), 3),
@@ -83,9 +97,26 @@ def _may_pass(error: BaseException) -> bool:
     return isinstance(error, _PASSING) and not broken
 
 
+def _kind(error: BaseException) -> Literal["", "out-of-memory", "peer-lost"]:
+    seen: BaseException | None = error
+    while seen is not None:  # an error of ours may have come from one for lack of memory
+        text = str(seen).lower()
+        if isinstance(seen, (MemoryError, torch.OutOfMemoryError)) or (
+            isinstance(seen, (RuntimeError, OSError)) and any(words in text for words in _NO_MEMORY)
+        ):
+            return "out-of-memory"
+        seen = seen.__cause__
+    return "peer-lost" if _lost_peer(error) else ""
+
+
+def _lost_peer(error: BaseException) -> bool:
+    first = (str(error) or "no message").splitlines()[0]
+    return isinstance(error, RuntimeError) and ("gloo" in first or "NCCL" in first)
+
+
 def _unexpected(error: BaseException, rank: int) -> str:
     first = (str(error) or "no message").splitlines()[0]
-    if isinstance(error, RuntimeError) and ("gloo" in first or "NCCL" in first):
+    if _lost_peer(error):
         return f"rank {rank} has lost another rank of its cell, which ended without a word: {first[:120]}"
     return f"{type(error).__name__}: {first}"
 

@@ -8,6 +8,7 @@ from islandctl.config.job import CellJob
 from islandctl.config.paths import CellFolder
 from islandctl.errors import UsageError
 from islandctl.worker.parallel import Ranks
+from islandctl.worker.pulse import Pulse
 from islandctl.worker.wishes import Wishes
 
 if TYPE_CHECKING:
@@ -21,10 +22,12 @@ class Process:
         folder: the cell's.
         job: ``cell.json``.
         wishes: what the outside asks for.
+        pulse: what shows the outside that it gets on.
     """
 
-    def __init__(self, folder: CellFolder, job: CellJob, wishes: Wishes) -> None:
+    def __init__(self, folder: CellFolder, job: CellJob, wishes: Wishes, pulse: Pulse | None = None) -> None:
         self.folder, self.job, self.wishes = folder, job, wishes
+        self.pulse = pulse or Pulse(None, 0)
         self.ranks: Ranks | None = None
         """The cell's ranks, once they are together."""
         self.session: Session | None = None

@@ -23,6 +23,7 @@ from islandctl.ledger.joint import Lineage
 from islandctl.relay.messages import Heartbeat
 from islandctl.worker.checkpoint import Saved, prune, unsaved
 from islandctl.worker.outcome import FINAL_CODES
+from islandctl.worker.pulse import Pulse
 
 log = logging.getLogger(__name__)
 INTERVAL_S = 2.0
@@ -50,6 +51,7 @@ class Reporter:
         first: the heartbeat to begin with.
         checkpoints: the folder to tidy, keeping ``keep`` (at least two) joint ones.
         spent: whether the budget is used up. Then the relay is asked to stop all cells; without one, this cell stops.
+        pulse: beats with everything that the loop tells.
     """
 
     def __init__(
@@ -61,7 +63,9 @@ class Reporter:
         checkpoints: Path,
         keep: int,
         spent: Callable[[], bool] = lambda: False,
+        pulse: Pulse | None = None,
     ) -> None:
+        self._pulse = pulse
         self._spent = spent
         self.relay, self.checkpoints, self.keep = relay, checkpoints, max(2, keep)
         self.verdict: RelayError | None = None
@@ -86,6 +90,8 @@ class Reporter:
         """Change fields of the next heartbeat."""
         with self._lock:
             self._beat = self._beat.model_copy(update=fields)
+        if self._pulse is not None:
+            self._pulse.beat(self._beat.state, self._beat.step)
 
     @contextmanager
     def doing(self, state: State) -> Iterator[None]:
@@ -195,7 +201,7 @@ def first_heartbeat(job: CellJob, held_out_hash: str) -> Heartbeat:
         cell=job.cell,
         state="starting",
         step=0,
-        steps=job.recipe.training.steps,
+        steps=job.pace.own_step(job.recipe.training.steps),
         tokens=0,
         tokens_per_s=0.0,
         held_out_hash=held_out_hash,

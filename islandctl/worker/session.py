@@ -34,7 +34,7 @@ from islandctl.worker.trained import Model, Trained
 from islandctl.worker.wishes import Stopped
 
 log = logging.getLogger("islandctl.worker")
-RESERVED = {"attempt", "kind", "peak_bytes", "step", "time", "tokens_per_s"}
+RESERVED = {"attempt", "kind", "peak_bytes", "step", "time", "tokens_per_s", "window"}
 """What a line of metrics.jsonl has in any case."""
 WARMUP = "the first cell's warm-up"
 SILENT = "the relay does not answer"
@@ -74,6 +74,8 @@ class Session(Island):
         self._trained = Trained(model, optimizer, state)
         self._ranks = process.ranks = process.ranks or Ranks.joined(self._job.num_ranks, self._trained.device)
         process.session = self
+        self._pulse = process.pulse
+        self._pulse.beat("starting")
         self._closing.callback(self._leave_ranks)
         if relay := connect(self._folder, self._recipe.exchange.mode):
             self._relay = self._closing.enter_context(relay)
@@ -87,6 +89,7 @@ class Session(Island):
             checkpoints=self._checkpoints,
             keep=self._recipe.checkpoint.keep,
             spent=self._wishes.spent if self._ranks.leads else lambda: False,
+            pulse=process.pulse,
         )
         self._closing.callback(self._farewell)
         exchanger, map_hash = join(
@@ -96,6 +99,7 @@ class Session(Island):
             self._ranks,
             self._relay,
             lambda: self._note("waiting", reason=SILENT),
+            process.pulse.beat,
         )
         self._closing.callback(exchanger.close)
         self._keeper = Keeper(
@@ -109,7 +113,8 @@ class Session(Island):
             held_out_hash=held_out_hash,
         )
         training = self._recipe.training
-        super().__init__(exchanger, num_steps=training.steps, tokens_per_step=training.batch * training.sequence)
+        per_step = training.batch * training.sequence
+        super().__init__(exchanger, num_steps=training.steps, pace=self._job.pace, tokens_per_step=per_step)
         self._wishes.hurry_up(exchanger.hurry)
         self._restore()
         self._clock = Clock(self.tokens)
@@ -122,7 +127,8 @@ class Session(Island):
         found = self._keeper.restore(entries)
         if found is not None:
             state = found[1]
-            self.done, self.tokens, self.evaluated = state.step, state.tokens, list(state.bits_per_byte)
+            self.done, self.tokens = self.pace.own_step(state.step), state.tokens
+            self.evaluated = list(state.bits_per_byte)
         try:
             with self._reporter.doing("waiting"):
                 self.done = self._exchanger.resume()
@@ -182,6 +188,7 @@ class Session(Island):
                 self.stopping = self._asked()[0]
         self._finished = True
         problem = self._save()
+        self._pulse.rest()
         if not self.stopping:
             if problem:
                 raise CheckpointError(
@@ -226,13 +233,18 @@ class Session(Island):
         self.stopping, save = self._asked()
         # A joint checkpoint takes all cells. Where the seed is, the first cell saves when one is due.
         due = self._exchanger.warming_up and self.done > before
-        if not self.stopping and (save or due or self.done % self._recipe.checkpoint.every == 0):
+        if not self.stopping and (save or due or self._save_is_due()):
             self._save()
 
     def _between(self) -> None:
         self.stopping, save = self._asked()
-        if not self.stopping and (save or self.done % self._recipe.checkpoint.every == 0):
+        if not self.stopping and (save or self._save_is_due()):
             self._save()
+
+    def _save_is_due(self) -> bool:
+        """At the step at which all cells save. Of a cell's several steps in one of the run's it is the first."""
+        step = self._exchanger.run_step
+        return step % self._recipe.checkpoint.every == 0 and self.pace.reaches(step, self.done)
 
     # Stops and checkpoints
 
@@ -267,9 +279,9 @@ class Session(Island):
         began = time.monotonic()
         try:
             with self._reporter.doing("checkpointing"):
-                saved = self._keeper.write(self.done, self.tokens, self.evaluated)
+                saved = self._keeper.write(self._exchanger.run_step, self.tokens, self.evaluated)
         except CheckpointError as error:
-            message = f"{UNSAVED} {self.done}: {error.message}"
+            message = f"{UNSAVED} {self._exchanger.run_step}: {error.message}"
             log.error("%s; the last one stands, and the next is tried as planned (is the disk full?)", message)
             self._note("checkpoint", error=error.message)
             self._reporter.update(message=message)
@@ -283,6 +295,8 @@ class Session(Island):
     def _note(self, kind: str, **values: Any) -> None:
         """A line in metrics.jsonl, by rank 0."""
         if self._metrics is not None:
+            if self._job.window is not None:
+                values["window"] = self.pace.windows(self.done)
             self._metrics.write(kind, self.done, **values)
 
     def _note_exchange(self) -> None:

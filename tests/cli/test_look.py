@@ -72,6 +72,21 @@ def test_fits_the_terminal(width: int) -> None:
     assert ("99999" in row) == (width == 100)
 
 
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_cells_of_unequal_pace_are_told_apart_and_compared_by_windows(width: int) -> None:
+    whole = view(steps=60)
+    paced = [
+        cell.model_copy(update={"step": step, "steps": 2 * step, "window": 2, "windows": 4})
+        for cell, step in zip(whole.cells, (70, 36), strict=True)
+    ]
+    lines = text(whole.model_copy(update={"cells": tuple(paced)}), width).splitlines()
+    assert max(len(line) for line in lines) <= width
+    rows = [line.split() for line in lines if "training" in line]
+    told = [(row[2], row[3]) for row in rows]
+    assert told == ([("70", "0.1333"), ("36", "0.1333")] if width == 60 else [("70/140", "2/4"), ("36/72", "2/4")])
+    assert next(iter(Lines().new(whole.model_copy(update={"cells": tuple(paced)})))).startswith("demo: running")
+
+
 def test_the_bar_shows_how_far_the_slowest_cell_is() -> None:
     bar = text(view(step=25, steps=100)).splitlines()[1]
     assert bar.count("━") * 3 == bar.count("─")

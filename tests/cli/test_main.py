@@ -189,7 +189,7 @@ def test_output_that_cannot_be_written_is_told(argv: list[str], unbuffered: str,
     command = [sys.executable, "-m", "islandctl", *argv]
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            command, env=env, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+            command, env=env, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False
         )
     assert done.stderr == "error: the output could not be written: no space left on device\n"
     assert done.returncode == 1
@@ -221,7 +221,7 @@ def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def command(*argv: str, home: Path) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "ISLANDCTL_HOME": str(home)}
-    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_help_and_status_do_not_import_what_is_heavy(home: Path) -> None:
@@ -249,7 +249,7 @@ def test_a_reader_that_goes_away_is_no_trouble(argv: list[str], home: Path) -> N
     os.close(read)
     env = {**os.environ, "ISLANDCTL_HOME": str(home)}
     command = [sys.executable, "-m", "islandctl", *argv]
-    done = subprocess.run(command, env=env, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=env, stdout=write, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
     os.close(write)
     assert (done.stderr, done.returncode) == ("", 1)
 
@@ -310,7 +310,7 @@ def test_a_home_that_cannot_be_used_is_told_in_one_line(
 def test_a_terminal_without_these_signs_gets_question_marks(home: Path) -> None:
     env = {**os.environ, "ISLANDCTL_HOME": str(home), "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(
-        [sys.executable, "-m", "islandctl", "plan", *DEMO], env=env, capture_output=True, timeout=60, check=False
+        [sys.executable, "-m", "islandctl", "plan", *DEMO], env=env, capture_output=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
     assert b"feasible" in done.stdout

@@ -54,4 +54,5 @@ def test_defaults_fit_their_own_type() -> None:
 
 def test_fields_carry_their_descriptions() -> None:
     properties = json_schema("recipe")["$defs"]["Exchange"]["properties"]
-    assert properties["overlap"]["description"] == "Steps between taking a snapshot and applying the round's result."
+    told = "Steps between taking a snapshot and applying the round's result. With `pace: measured` in proportion."
+    assert properties["overlap"]["description"] == told

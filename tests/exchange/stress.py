@@ -134,6 +134,7 @@ class Life:
             self.number,
             trouble.settings,
             steps=trouble.steps,
+            own=trouble.owns[self.number] if trouble.owns else None,
             attempt=self.attempt,
             transport=self.line,
             num_cells=trouble.num_cells,
@@ -173,7 +174,7 @@ class Life:
         """Train on. True: to the end; False: stopped together with the others."""
         cell, mishaps, roll = self.cell, self.trouble.mishaps, self.random.random
         cell.now = cell.island.resume()
-        while cell.now < self.trouble.steps:
+        while cell.now < cell.steps:
             stop_at = cell.island.should_stop_at()
             if stop_at is not None and cell.now >= stop_at:
                 self._save()
@@ -192,7 +193,7 @@ class Life:
             if hurry:
                 self._save()
                 raise Hurried
-            if cell.now < self.trouble.steps and cell.now % self.trouble.every == 0:
+            if cell.saves:
                 self._save()
         for mishap, happens in ((mishaps.kill, self._kill_soon), (mishaps.term, cell.island.hurry)):
             if roll() < mishap * 5:
@@ -202,7 +203,7 @@ class Life:
         if not finished:
             self._save()
             stop_at = cell.island.should_stop_at()
-            if stop_at is not None and stop_at < self.trouble.steps:
+            if stop_at is not None and stop_at < cell.steps:
                 return False
             raise Hurried
         return True
@@ -218,7 +219,7 @@ class Life:
 
     def _save(self) -> None:
         self.saved = self.cell.save()
-        step, _, tensors = self.saved
+        step, (_, _, tensors) = self.cell.island.run_step, self.saved
         names = "".join(f"{key}{digest(tensors[key].numpy().tobytes())}" for key in sorted(tensors))
         manifest = digest(f"{self.number} {self.attempt} {step} {names}".encode())
         self.trouble.checkpoints[manifest] = self.saved
@@ -252,10 +253,18 @@ class Trouble:
     """One run and its mishaps."""
 
     def __init__(
-        self, seed: int, mishaps: Mishaps, *, settings: Exchange, num_cells: int = 2, steps: int = 40, every: int = 5
+        self,
+        seed: int,
+        mishaps: Mishaps,
+        *,
+        settings: Exchange,
+        num_cells: int = 2,
+        steps: int = 40,
+        every: int = 5,
+        owns: Sequence[int] = (),
     ) -> None:
         self.seed, self.mishaps, self.settings = seed, mishaps, settings
-        self.num_cells, self.steps, self.every = num_cells, steps, every
+        self.num_cells, self.steps, self.every, self.owns = num_cells, steps, every, owns
         self.random = random.Random(seed)
         self.checkpoints: dict[str, Saved] = {}
         self.bases: dict[tuple[int, ...], dict[int, str]] = {}
@@ -360,7 +369,7 @@ class Trouble:
         if self.mishaps.cut == 0:
             with self.relays.call() as relay:
                 joint = relay.status().joint_checkpoints
-            steps = {life.cell.now for life in self.lives}
+            steps = {life.cell.island.run_step for life in self.lives}
             assert steps == {one.step for one in joint[-1:]}, f"seed {self.seed}: no joint checkpoint, but {steps}"
 
     def payloads(self) -> dict[tuple[int, int, int, int], bytes]:

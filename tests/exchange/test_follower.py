@@ -61,7 +61,7 @@ def follow(
     )
     followed.start(lambda commit: commit.seq <= resolved[commit.fragment])
     with latch.changed:
-        assert latch.changed.wait_for(lambda: until(followed) or latch.error is not None, timeout=10)
+        assert latch.changed.wait_for(lambda: until(followed) or latch.error is not None, timeout=60)
     error = latch.error
     latch.closed.set()
     followed.join()
@@ -165,9 +165,9 @@ def test_silence_counts_from_the_question_and_not_from_its_timeout() -> None:
     )
     followed.start([-1, -1])
     with latch.changed:
-        assert latch.changed.wait_for(lambda: not followed.in_touch, timeout=10)
+        assert latch.changed.wait_for(lambda: not followed.in_touch, timeout=60)
         first = pages.asked[2]
-        assert latch.changed.wait_for(lambda: len(pages.asked) > 4, timeout=10)
+        assert latch.changed.wait_for(lambda: len(pages.asked) > 4, timeout=60)
     latch.closed.set()
     followed.join()
     assert followed.silent_since == pytest.approx(first, abs=0.1)

@@ -235,11 +235,26 @@ def test_a_stop_within_the_warm_up_leaves_a_joint_checkpoint(new_run: Callable[[
     ends_as(run, cells, untouched)
 
 
-def test_a_stop_at_the_end_of_the_warm_up_is_the_same_step_everywhere(new_run: Callable[[], Run]) -> None:
+@pytest.mark.parametrize(
+    ("heard_at", "dies", "stops_at", "versions"),
+    [
+        (WARMUP - 1, False, WARMUP + 2, (1, 1)),
+        (WARMUP, False, WARMUP + 3 + 2, (2, 1)),
+        (WARMUP, True, WARMUP + 3 + 2, (2, 1)),
+    ],
+)
+def test_a_stop_at_the_end_of_the_warm_up_is_the_same_step_everywhere(
+    new_run: Callable[[], Run], heard_at: int, dies: bool, stops_at: int, versions: tuple[int, int]
+) -> None:
+    """At the apply step of the seed, or of the first round behind it."""
     run = new_run()
     one, two = run.start(0), run.start(1)
-    one.advance(WARMUP - 1)
+    one.advance(heard_at)
     run.relay.stop("asked")
+    if dies:
+        one = run.start(0, life=one)  # to repeat the warm-up, though the others may have its seed
+    elif heard_at == WARMUP:
+        run.register(one)  # of the seed's own step, though the seed is older than the stop
     wait_for(lambda: one.island._follower.stopping)
 
     def until_stopped(cell: Cell) -> int:
@@ -247,8 +262,8 @@ def test_a_stop_at_the_end_of_the_warm_up_is_the_same_step_everywhere(new_run: C
             cell.advance(cell.now + 1)
         return cell.now
 
-    assert together(lambda: until_stopped(one), lambda: until_stopped(two)) == [WARMUP + SETTINGS.overlap] * 2
-    assert one.island.versions() == two.island.versions() == (1, 1)
+    assert together(lambda: until_stopped(one), lambda: until_stopped(two)) == [stops_at] * 2
+    assert one.island.versions() == two.island.versions() == versions
 
 
 def test_a_hurried_cell_waits_no_more(new_run: Callable[[], Run]) -> None:

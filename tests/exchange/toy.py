@@ -209,6 +209,7 @@ class Cell:
         settings: Exchange | None = None,
         *,
         steps: int = 20,
+        own: int | None = None,
         attempt: int = 1,
         journal: Journal | None = None,
         transport: Transport | None = None,
@@ -224,7 +225,7 @@ class Cell:
         self.train = train
         self.cell = cell
         self.settings = settings or toy_settings()
-        self.steps = steps
+        self.run_steps, self.own = steps, own
         self.num_cells = num_cells
         self.save_every = save_every
         self.journal = journal or MemoryJournal()
@@ -237,6 +238,7 @@ class Cell:
             self.parameters,
             settings=self.settings,
             steps=steps,
+            own=own,
             seed=3,
             run=RUN,
             config_hash=CONFIG,
@@ -250,6 +252,14 @@ class Cell:
             deadline_grace_s=0.1,
             on_silence=lambda: self.silences.append(self.now),
         )
+        self.steps = self.island.pace.own_step(steps)
+
+    @property
+    def saves(self) -> bool:
+        """Whether it has just reached a step of the run at which all cells save, and is not at the end."""
+        step = self.island.run_step
+        due = self.save_every is not None and step % self.save_every == 0
+        return due and self.now < self.steps and self.island.pace.reaches(step, self.now)
 
     def advance(self, until: int) -> Cell:
         """To that step; less far when it is hurried while it waits for the first cell's warm-up."""
@@ -288,7 +298,8 @@ class Cell:
             self.relay,
             self.cell,
             self.settings,
-            steps=self.steps,
+            steps=self.run_steps,
+            own=self.own,
             attempt=attempt,
             journal=self.journal,
             transport=transport,

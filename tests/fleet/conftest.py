@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from islandctl.fleet import supervisor
 from tests.sshd import Sshd, servers
+
+from .kept import Kept
 
 
 @pytest.fixture
@@ -20,3 +23,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     """One SSH server for all tests that leave it as it is."""
     with servers(tmp_path_factory.mktemp("server")) as start:
         yield start()
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[Kept]:
+    kept = Kept(tmp_path)
+    yield kept
+    supervisor.end_marked(kept.mark, None, 0.0)
+    assert kept.left() == []

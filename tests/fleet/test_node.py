@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
@@ -184,3 +185,33 @@ def test_a_stop_that_takes_too_long_is_unknown_not_failed(host: Host, tmp_path: 
     finally:
         assert node.end_leftovers(host, mark, 0.0) == []
     assert node.leftovers(host, mark) == []
+
+
+VALUES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
+
+
+@pytest.mark.slow
+@settings(max_examples=2, deadline=None, derandomize=True)
+@given(st.dictionaries(st.from_regex(r"T[A-Z0-9_]{1,8}", fullmatch=True), VALUES, min_size=30))
+def test_values_of_the_environment_arrive_as_they_are(values: dict[str, str]) -> None:
+    """Through the job's file, a shell that runs set-up lines, and the supervisor."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name, "a $(folder)")
+        folder.mkdir()
+        program = "import json, os; json.dump(dict(os.environ), open('seen', 'w'))"
+        job = SupervisorJob(
+            run="test",
+            mark=f"mark-{os.getpid()}",
+            name="node-0",
+            argv=(sys.executable, "-c", program),
+            cwd=str(folder),
+            env={**values, "T_NASTY": 'p(a$s"s\nx'},
+            setup=(":",),
+        )
+        here = this_machine()
+        node.start(here, supervisor.__file__, sys.executable, str(folder / "node-0"), job)
+        deadline = time.monotonic() + 60
+        while node.state(here, str(folder / "node-0")).state != "ended" and time.monotonic() < deadline:
+            time.sleep(0.05)
+        seen = json.loads((folder / "seen").read_text())
+        assert {key: seen[key] for key in job.env} == job.env

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import base64
+import ast
 import json
+import os
 import re
-import socket
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,39 +18,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from islandctl.errors import ConfigError, HostKeyError, IslandError, PreflightError, UnreachableError
-from islandctl.fleet import hostkeys, ssh_host, wire
-from islandctl.fleet.connect import Fleet, connect
+import islandctl
+from islandctl.errors import IslandError, PreflightError, UnreachableError
+from islandctl.fleet import ssh_host, wire
+from islandctl.fleet.connect import connect
 from islandctl.fleet.host import Host
-from islandctl.fleet.openssh import resolve
-from tests.sshd import Sshd, free_port, make_key, namespaces_work, site_profile
-
-Start = Callable[..., Sshd]
-
-
-def reach(server: Sshd, messages: list[str] | None = None, name: str | None = None, **ssh: Any) -> Host:
-    """Connect; the run's own known_hosts lies beside the server's files."""
-    host = server.host if name is None else name
-    said = [] if messages is None else messages
-    site = server.site(hosts=[host], **ssh)
-    return connect(site, host, known_hosts=server.folder / "run" / "known_hosts", on_message=said.append)
-
-
-def hello(host: Host) -> bytes:
-    try:
-        return host.run(["echo", "hello"], timeout_s=20).stdout
-    finally:
-        host.close()
-
-
-def refused(kind: type[IslandError], server: Sshd, **settings: Any) -> IslandError:
-    with pytest.raises(kind) as caught:
-        hello(reach(server, **settings))
-    assert type(caught.value) is kind
-    assert caught.value.message.startswith("east/")
-    assert caught.value.hint
-    return caught.value
-
+from tests.fleet.reaching import Start, hello, reach
+from tests.sshd import SHELLS, Sshd
 
 # Commands
 
@@ -144,14 +118,47 @@ def test_arguments_and_values_arrive_as_they_are(host: Host, arguments: list[str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("login_shell", ["dash -c", "bash -c", "bash -lc", "sh -c"])
-def test_other_login_shells(sshd: Start, login_shell: str) -> None:
-    host = reach(sshd(login_shell=login_shell))
+@pytest.mark.parametrize("login_shell", [*(f"{name} -c" for name in SHELLS), "bash -lc"])
+def test_any_login_shell_with_a_motd(sshd: Start, login_shell: str) -> None:
+    server = sshd(login_shell=login_shell)
+    noise = ("bashrc", "bash_profile", "zshenv", "tcshrc", "cshrc", "config/fish/config.fish")
+    for name in noise:
+        (server.home / f".{name}").parent.mkdir(parents=True, exist_ok=True)
+        (server.home / f".{name}").write_text("echo Welcome to node-7\n")
+    host = reach(server)
     nasty = ["echo", "-n", "a b", "$HOME", "`x`", "it's", '"', "!", "\\", "*", "~", "(", ";", "\n"]
     try:
         assert host.run(nasty, timeout_s=20).stdout == " ".join(nasty[2:]).encode()
     finally:
         host.close()
+    for name in noise:
+        assert (server.home / f".{name}").read_text() == "echo Welcome to node-7\n"
+
+
+PATHS = st.text(st.characters(exclude_characters="'!\\\n\r\0", exclude_categories=["Cs"]), min_size=1, max_size=12)
+
+
+@pytest.mark.slow
+@settings(
+    max_examples=3, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.lists(PATHS, min_size=20, max_size=40))
+def test_interpreter_paths_in_real_shells(tmp_path: Path, rests: list[str]) -> None:
+    show = tmp_path / "show"
+    show.write_text(f"#!{sys.executable} -I\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
+    show.chmod(0o755)
+    paths = [prefix + rest for rest in rests for prefix in ("/", "~/")]
+    words = " ".join(ssh_host.shell_word(path) for path in paths)
+    for shell in SHELLS:
+        done = subprocess.run(
+            [shell, "-c", f"exec {show} {words}"],
+            env={"HOME": "/the/home", "PATH": os.environ["PATH"], "LANG": "C.UTF-8"},
+            capture_output=True,
+            check=True,
+        )
+        assert json.loads(done.stdout) == [
+            "/the/home" + path[1:] if path.startswith("~/") else path for path in paths
+        ], shell
 
 
 def test_noise_of_the_login_shell_is_not_data(sshd: Start) -> None:
@@ -236,322 +243,13 @@ def test_the_command_line_holds_nothing_that_a_shell_would_touch() -> None:
     assert not set("$`\\!\"'\n") & set(wire.BOOT)
 
 
-# The way there
-
-
-def test_include_alias_and_odd_port(sshd: Start, tmp_path: Path) -> None:
-    server = sshd()
-    (tmp_path / "config.d").mkdir()
-    (tmp_path / "config.d" / "east").write_text(server.alias("island-east"))
-    (tmp_path / "config").write_text(f"Include {tmp_path}/config.d/*\n")
-    settings = {"config": str(tmp_path / "config"), "identity": None, "known_hosts": None}
-    assert hello(reach(server, name="island-east", **settings)) == b"hello\n"
-
-
-def test_ipv6_with_brackets_and_port(sshd: Start) -> None:
-    server = sshd(address="::1")
-    assert server.host.endswith(f"@[::1]:{server.port}")
-    assert hello(reach(server)) == b"hello\n"
-
-
-def jump_config(tmp_path: Path, text: str) -> dict[str, Any]:
-    (tmp_path / "config").write_text(text)
-    return {"config": str(tmp_path / "config"), "identity": None, "known_hosts": None}
-
-
-def test_jump_through_another_server(sshd: Start, tmp_path: Path) -> None:
-    bastion, server = sshd(), sshd()
-    text = bastion.alias("gate") + server.alias("node.example.com") + "Host *.example.com\n  ProxyJump gate\n"
-    settings = jump_config(tmp_path, text)
-    assert hello(reach(server, name="node.example.com", **settings)) == b"hello\n"
-    assert "Accepted publickey" in (bastion.folder / "sshd.log").read_text()
-
-
-@pytest.mark.slow
-def test_jump_through_two_servers(sshd: Start, tmp_path: Path) -> None:
-    outer, inner, server = sshd(), sshd(), sshd()
-    text = outer.alias("outer") + inner.alias("inner") + server.alias("node", "ProxyJump outer,inner")
-    settings = jump_config(tmp_path, text)
-    assert [hop.alias for hop in resolve("node", server.site(hosts=["node"], **settings).ssh)] == [
-        "outer",
-        "inner",
-        "node",
+def test_nothing_asks_for_root() -> None:
+    """No command of the product begins with sudo or docker, nor with su; hints to a person may name them."""
+    words = re.compile(r"(sudo|su|doas|docker|podman)( |$)")
+    found = [
+        f"{path}:{text.lineno}: {text.value}"
+        for path in Path(islandctl.__file__).parent.rglob("*.py")
+        for text in ast.walk(ast.parse(path.read_text()))
+        if isinstance(text, ast.Constant) and isinstance(text.value, str) and words.match(text.value)
     ]
-    assert hello(reach(server, name="node", **settings)) == b"hello\n"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("word", ["none", "NONE"])
-def test_proxyjump_none_is_no_host(sshd: Start, tmp_path: Path, word: str) -> None:
-    bastion, server = sshd(), sshd()
-    text = bastion.alias("gate.example.com", f"ProxyJump {word}") + server.alias("node.example.com")
-    settings = jump_config(tmp_path, text + "Host *.example.com\n  ProxyJump gate.example.com\n")
-    assert hello(reach(bastion, name="gate.example.com", **settings)) == b"hello\n"
-    assert hello(reach(server, name="node.example.com", **settings)) == b"hello\n"
-
-
-def test_what_is_typed_by_hand_goes_the_same_way(sshd: Start, tmp_path: Path) -> None:
-    bastion, server = sshd(), sshd()
-    text = bastion.alias("gate") + server.alias("node", "ProxyJump gate")
-    settings = jump_config(tmp_path, text)
-    gate, node = resolve("node", server.site(hosts=["node"], **settings).ssh)
-    assert f"-F {tmp_path}/config" in node.by_hand
-    assert (gate.by_hand.split()[-1], node.by_hand.split()[-1]) == ("gate", "node")
-    server.known_hosts.write_text("")
-    error = refused(HostKeyError, server, name="node", **settings)
-    assert f"(ssh {node.by_hand})" in error.hint
-
-
-def test_jumps_in_a_circle(sshd: Start, tmp_path: Path) -> None:
-    settings = jump_config(tmp_path, "Host a\n  ProxyJump b\nHost b\n  ProxyJump a\n")
-    with pytest.raises(ConfigError, match="ProxyJump leads in a circle: a → b → a"):
-        resolve("a", site_profile("east", ["a"], settings, "~/w").ssh)
-
-
-@pytest.mark.slow
-def test_proxy_command(sshd: Start, tmp_path: Path) -> None:
-    bastion, server = sshd(), sshd()
-    inner = f"ssh -F {tmp_path}/config -o BatchMode=yes -W %h:%p gate"
-    settings = jump_config(tmp_path, bastion.alias("gate") + server.alias("node", f"ProxyCommand {inner}"))
-    assert hello(reach(server, name="node", **settings)) == b"hello\n"
-    settings = jump_config(tmp_path, server.alias("node", "ProxyCommand echo the gate is shut >&2; exit 1"))
-    error = refused(UnreachableError, server, name="node", **settings)
-    assert "the gate is shut" in error.message
-
-
-@pytest.mark.skipif(not namespaces_work(), reason="needs root and network namespaces; the ports above show the rest")
-def test_a_server_in_a_network_namespace(sshd: Start) -> None:
-    server = sshd(namespace=True)
-    assert server.host.endswith(":22")
-    host = reach(server)
-    try:
-        assert server.address.encode() in host.run(["ip", "-br", "address"], timeout_s=20).stdout
-    finally:
-        host.close()
-
-
-# Host keys
-
-
-def test_an_unknown_key_stops_under_strict(sshd: Start) -> None:
-    server = sshd()
-    server.known_hosts.write_text("")
-    error = refused(HostKeyError, server)
-    key = subprocess.run(
-        ["ssh-keygen", "-lf", server.folder / "host_key.pub"], capture_output=True, text=True, check=True
-    ).stdout.split()[1]
-    assert f"the host key of [127.0.0.1]:{server.port} is unknown: it shows ssh-ed25519 {key}" in error.message
-    assert "accept-new" in error.hint
-    assert f" -p {server.port} " in error.hint
-    assert not (server.folder / "run" / "known_hosts").exists()
-
-
-def test_accept_new_keeps_and_tells_the_key_once(sshd: Start) -> None:
-    server = sshd()
-    server.known_hosts.write_text("")
-    messages: list[str] = []
-    for _ in range(2):
-        assert hello(reach(server, messages, host_keys="accept-new")) == b"hello\n"
-    assert len(messages) == 1
-    assert re.search(r"is new, accepted and kept in .*/run/known_hosts: ssh-ed25519 SHA256:\S{43}$", messages[0])
-    assert (server.folder / "run" / "known_hosts").read_text() == server.known_hosts_line()
-    assert hello(reach(server)) == b"hello\n"  # strict now finds it in the run's file
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", ["strict", "accept-new"])
-def test_a_changed_key_stops_and_the_command_accepts_it(sshd: Start, policy: str) -> None:
-    server = sshd()
-    server.known_hosts.write_text(f"# a comment\n{server.known_hosts_line()}")
-    server.stop()
-    server.new_host_key()
-    server.start()
-    error = refused(HostKeyError, server, host_keys=policy)
-    assert "has changed: it shows ssh-ed25519 SHA256:" in error.message
-    assert f"{server.known_hosts}:2 holds" in error.message
-    command = error.hint.partition(": ")[2]
-    assert command == f"ssh-keygen -R '[127.0.0.1]:{server.port}' -f '{server.known_hosts}'"
-    subprocess.run(command, shell=True, check=True, capture_output=True)
-    assert hello(reach(server, host_keys="accept-new")) == b"hello\n"
-
-
-@pytest.mark.slow
-def test_a_key_of_another_kind_is_a_changed_key(sshd: Start, tmp_path: Path) -> None:
-    server = sshd()
-    other = make_key(tmp_path / "rsa", "rsa").with_suffix(".pub").read_text().split()[:2]
-    server.known_hosts.write_text(f"[127.0.0.1]:{server.port} {' '.join(other)}\n")
-    assert "has changed" in refused(HostKeyError, server, host_keys="accept-new").message
-
-
-@pytest.mark.slow
-def test_hashed_names_patterns_and_lines_without_port(sshd: Start) -> None:
-    server = sshd()
-    subprocess.run(["ssh-keygen", "-H", "-f", server.known_hosts], check=True, capture_output=True)
-    assert server.known_hosts.read_text().startswith("|1|")
-    assert hello(reach(server)) == b"hello\n"
-    key = " ".join((server.folder / "host_key.pub").read_text().split()[:2])
-    for names in (f"[127.0.0.*]:{server.port}", "127.0.0.1"):
-        server.known_hosts.write_text(f"{names} {key}\n")
-        assert hello(reach(server)) == b"hello\n"
-
-
-@pytest.mark.slow
-def test_a_revoked_key_stops(sshd: Start) -> None:
-    server = sshd()
-    server.known_hosts.write_text(f"@revoked {server.known_hosts_line()}")
-    assert "is revoked by" in refused(HostKeyError, server, host_keys="accept-new").message
-
-
-@pytest.mark.slow
-def test_host_key_alias(sshd: Start, tmp_path: Path) -> None:
-    server = sshd()
-    key = " ".join((server.folder / "host_key.pub").read_text().split()[:2])
-    server.known_hosts.write_text(f"rented-7 {key}\n")
-    settings = jump_config(tmp_path, server.alias("node", "HostKeyAlias rented-7"))
-    assert hello(reach(server, name="node", **settings)) == b"hello\n"
-
-
-@pytest.mark.slow
-def test_the_key_of_a_jump_host_is_enforced_too(sshd: Start, tmp_path: Path) -> None:
-    bastion, server = sshd(), sshd()
-    settings = jump_config(tmp_path, bastion.alias("gate") + server.alias("node", "ProxyJump gate"))
-    bastion.known_hosts.write_text(server.known_hosts_line().replace(str(server.port), str(bastion.port)))
-    error = refused(HostKeyError, server, name="node", **settings)
-    assert error.message.startswith("east/node: jump host gate: the host key of")
-    assert "has changed" in error.message
-
-
-def test_fingerprint_is_openssh_s(tmp_path: Path) -> None:
-    public = make_key(tmp_path / "key").with_suffix(".pub")
-    shown = subprocess.run(["ssh-keygen", "-lf", public], capture_output=True, text=True, check=True).stdout
-    assert hostkeys.fingerprint(base64.b64decode(public.read_text().split()[1])) in shown
-
-
-# Trouble
-
-
-def test_a_key_that_is_not_accepted(sshd: Start, tmp_path: Path) -> None:
-    server = sshd()
-    stranger = make_key(tmp_path / "stranger")
-    error = refused(PreflightError, server, identity=str(stranger))
-    assert f"login refused for {server.user}@127.0.0.1:{server.port}: " in error.message
-    assert f"{stranger} refused" in error.message
-    assert "ssh -v" in error.hint
-
-
-@pytest.mark.slow
-def test_a_key_with_a_passphrase_says_what_to_type(sshd: Start, tmp_path: Path) -> None:
-    server = sshd()
-    locked = make_key(tmp_path / "locked", passphrase="secret")
-    error = refused(PreflightError, server, identity=str(locked))
-    assert f"{locked} needs its passphrase (type: ssh-add {locked})" in error.message
-
-
-def test_a_missing_identity_file_is_named(sshd: Start) -> None:
-    server = sshd()
-    with pytest.raises(ConfigError, match=r"ssh\.identity: there is no file /no/such/key"):
-        reach(server, identity="/no/such/key")
-
-
-@pytest.mark.slow
-def test_an_agent_is_used(sshd: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = sshd()
-    agent = subprocess.Popen(["ssh-agent", "-D", "-a", tmp_path / "agent"], stdout=subprocess.DEVNULL)
-    try:
-        monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
-        while not (tmp_path / "agent").exists():
-            time.sleep(0.01)
-        subprocess.run(["ssh-add", "-q", server.identity], check=True, capture_output=True)
-        assert hello(reach(server, identity=None)) == b"hello\n"
-    finally:
-        agent.terminate()
-        agent.wait()
-
-
-def test_a_wrong_port(server: Sshd) -> None:
-    port = free_port()
-    error = refused(UnreachableError, server, name=f"{server.user}@127.0.0.1:{port}")
-    assert f"127.0.0.1 port {port} refused the connection" in error.message
-
-
-def test_a_host_that_does_not_exist(server: Sshd) -> None:
-    error = refused(UnreachableError, server, name="no-such-host.invalid")
-    assert "the name no-such-host.invalid is not known" in error.message
-
-
-@pytest.mark.slow
-def test_a_port_that_never_greets(server: Sshd) -> None:
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        error = refused(
-            UnreachableError, server, name=f"x@127.0.0.1:{silent.getsockname()[1]}", connect_timeout="1 s"
-        )
-    assert "did not greet within 1 s" in error.message
-
-
-@pytest.mark.slow
-def test_a_port_that_is_no_ssh_server(server: Sshd) -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-
-        def answer() -> None:
-            stream, _ = other.accept()
-            with stream:
-                stream.sendall(b"HTTP/1.1 400 Bad Request\r\n" * 101)
-                stream.settimeout(5)
-                stream.recv(100)
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        error = refused(UnreachableError, server, name=f"x@127.0.0.1:{other.getsockname()[1]}")
-        thread.join(10)
-    assert "is not an SSH server" in error.message
-
-
-@pytest.mark.slow
-def test_a_jump_host_that_forwards_nothing(sshd: Start, tmp_path: Path) -> None:
-    bastion, server = sshd(options=["AllowTcpForwarding no"]), sshd()
-    settings = jump_config(tmp_path, bastion.alias("gate") + server.alias("node", "ProxyJump gate"))
-    error = refused(PreflightError, server, name="node", **settings)
-    assert "jump host gate forwards no connections" in error.message
-
-
-@pytest.mark.slow
-def test_a_target_that_the_jump_host_cannot_reach(sshd: Start, tmp_path: Path) -> None:
-    bastion, server = sshd(), sshd()
-    server.stop()
-    settings = jump_config(tmp_path, bastion.alias("gate") + server.alias("node", "ProxyJump gate"))
-    error = refused(UnreachableError, server, name="node", **settings)
-    assert f"jump host gate cannot reach 127.0.0.1 port {server.port}" in error.message
-
-
-@pytest.mark.slow
-def test_a_login_limit_is_waited_out(sshd: Start, tmp_path: Path) -> None:
-    """MaxStartups 2: more than two logins at a time are turned away; twelve at once still come up."""
-    server = sshd(options=["MaxStartups 2"])
-    site = server.site()
-    fleets = [Fleet(known_hosts=tmp_path / "known_hosts", on_message=print) for _ in range(12)]
-    try:
-        with ThreadPoolExecutor(12) as pool:
-            verdicts = list(pool.map(lambda fleet: fleet.open([(site, server.host)])[0], fleets))
-        assert [verdict.error for verdict in verdicts] == [None] * 12
-    finally:
-        for fleet in fleets:
-            fleet.close()
-
-
-@pytest.mark.slow
-def test_a_fleet_gives_a_verdict_for_each_host_and_one_login_to_the_bastion(sshd: Start, tmp_path: Path) -> None:
-    bastion, server = sshd(), sshd()
-    names = [f"node-{n}" for n in range(6)]
-    text = bastion.alias("gate") + "".join(server.alias(name, "ProxyJump gate") for name in names)
-    settings = jump_config(tmp_path, text + "Host gone\n  HostName gone.invalid\n")
-    site = server.site(hosts=[*names, "gone"], **settings)
-    with Fleet(known_hosts=tmp_path / "known_hosts", on_message=print) as fleet:
-        verdicts = fleet.open((site, name) for name in site.hosts)
-        assert [verdict.error is None for verdict in verdicts] == [True] * 6 + [False]
-        assert "gone.invalid" in str(verdicts[-1].error)
-        assert fleet.host(site, "node-3").run(["echo", "hi"], timeout_s=20).stdout == b"hi\n"
-    assert (bastion.folder / "sshd.log").read_text().count("Accepted publickey") == 1
+    assert found == []

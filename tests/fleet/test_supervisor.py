@@ -12,7 +12,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,78 +20,10 @@ import pytest
 from islandctl.config.budget import BY_BUDGET
 from islandctl.errors import RunError
 from islandctl.fleet import node, supervisor
-from islandctl.fleet.job import RestartPolicy, SupervisorJob, SupervisorState
-from islandctl.fleet.local import LocalHost
+from islandctl.fleet.job import RestartPolicy, SupervisorState
 from tests.disk import files_at_most, fill, mounted, needs_mount
 
-SCRIPT = Path(supervisor.__file__)
-HOST = LocalHost()
-QUICK = RestartPolicy(limit=3, backoff_s=0.05, backoff_limit_s=0.1)
-
-
-def until(met: Callable[[], Any], what: str, timeout_s: float = 15.0) -> Any:
-    """Poll until something holds."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if value := met():
-            return value
-        time.sleep(0.02)
-    raise AssertionError(f"not within {timeout_s} s: {what}")
-
-
-class Kept:
-    """One supervisor folder in a test."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.folder = root / "cell a" / "node-0"
-        self.mark = f"mark-{os.getpid()}-{root.name}"
-
-    def job(self, program: str, **more: Any) -> SupervisorJob:
-        settings: dict[str, Any] = {
-            "run": "test",
-            "mark": self.mark,
-            "name": "cell a/node-0",
-            "argv": (sys.executable, "-c", textwrap.dedent(program)),
-            "cwd": str(self.root),
-            "env": {"ROOT": str(self.root)},
-            "restart": QUICK,
-            "stop_timeout_s": 0.3,
-            **more,
-        }
-        return SupervisorJob(**settings)
-
-    def start(self, program: str, **more: Any) -> int:
-        return node.start(HOST, SCRIPT.as_posix(), sys.executable, self.folder.as_posix(), self.job(program, **more))
-
-    @property
-    def state(self) -> SupervisorState:
-        return SupervisorState(**supervisor.states([str(self.folder)])[0])
-
-    def ended(self) -> SupervisorState:
-        until(lambda: self.state.state == "ended", "the end")
-        return node.state(HOST, self.folder.as_posix())
-
-    def written(self, name: str) -> str:
-        return until(lambda: (self.root / name).exists() and (self.root / name).read_text(), f"file {name}")
-
-    @property
-    def log(self) -> str:
-        return (self.folder / "logs" / "node-0.log").read_text()
-
-    def left(self) -> list[dict[str, Any]]:
-        return supervisor.leftovers(self.mark)
-
-
-@pytest.fixture
-def kept(tmp_path: Path) -> Iterator[Kept]:
-    kept = Kept(tmp_path)
-    yield kept
-    supervisor.end_marked(kept.mark, None, 0.0)
-    assert kept.left() == []
-
-
-FOREVER = "import time\nopen('ready', 'w').write('1')\ntime.sleep(600)"
+from .kept import FOREVER, HOST, SCRIPT, Kept, until
 
 
 def test_keeps_a_child_and_tells_how_it_ended(kept: Kept) -> None:
@@ -227,7 +158,7 @@ def test_a_signal_is_told_as_such(kept: Kept) -> None:
     kept.start("import os; os.kill(os.getpid(), 9)", restart=RestartPolicy(limit=0))
     state = kept.ended()
     assert (state.outcome, state.code, state.signal) == ("failed", None, 9)
-    assert state.reason.startswith("killed by SIGKILL")
+    assert state.reason.startswith("killed by signal 9 (SIGKILL)")
 
 
 @pytest.mark.slow
@@ -333,7 +264,7 @@ def test_a_checkpoint_at_our_own_term_after_a_crash_is_no_stop(kept: Kept) -> No
     """
     kept.start(middle, outcome=str(kept.root / "outcome.json"), stop_timeout_s=5.0)
     until(lambda: kept.state.restarts == 1 and kept.state.state == "running", "the second life")
-    assert "killed by SIGKILL; restart 1" in kept.log
+    assert "crash: killed by signal 9 (SIGKILL); restart 1" in kept.log
     until(lambda: kept.written("lives") == "xx" and (kept.root / "ready").exists(), "the second life's child")
     state = node.stop(HOST, kept.folder.as_posix(), 10.0)
     assert (state.outcome, state.reason) == ("stopped", "stopped by a signal")
@@ -474,7 +405,7 @@ def test_after_a_reboot_the_state_is_lost(kept: Kept) -> None:
     told = json.loads(path.read_text())
     (kept.folder / "exit.json").unlink()
     path.write_text(json.dumps({**told, "state": "running", "boot_id": "another", "supervisor_pid": os.getpid()}))
-    assert (kept.state.state, kept.state.reason) == ("lost", "the node was rebooted")
+    assert (kept.state.state, kept.state.kind, kept.state.reason) == ("lost", "node-lost", "the node was rebooted")
     # The same number, but another process than the one that wrote it.
     path.write_text(json.dumps({**told, "state": "running", "supervisor_pid": os.getpid(), "supervisor_birth": 1}))
     assert (kept.state.state, kept.state.reason) == ("lost", "the supervisor was killed")
@@ -486,7 +417,13 @@ def test_term_to_the_supervisor_is_a_stop(kept: Kept) -> None:
     kept.written("ready")
     os.kill(pid, signal.SIGTERM)
     state = kept.ended()
-    assert (state.outcome, state.reason) == ("stopped", "the supervisor got SIGTERM")
+    assert (state.outcome, state.kind, state.reason) == ("stopped", "preempted", "the supervisor got SIGTERM")
+    (kept.root / "ready").unlink()
+    until(lambda: kept.left() == [], "the supervisor has gone")
+    kept.start(FOREVER)  # as a scheduler does once the machine is there again
+    kept.written("ready")
+    assert (kept.state.restarts, kept.state.last_end) == (1, "preempted: the supervisor got SIGTERM")
+    assert node.stop(HOST, kept.folder.as_posix(), 20).kind == ""
 
 
 @pytest.mark.slow
@@ -606,8 +543,7 @@ def test_a_state_that_is_written_again_and_again_is_never_seen_in_part(tmp_path:
 
 def test_workers_that_a_lost_supervisor_left_get_the_time_of_a_stop(kept: Kept) -> None:
     """They are well, and save before they end: the rest of a child that has crashed gets less time for that."""
-    impatient = kept.root / "impatient.py"
-    impatient.write_text(SCRIPT.read_text().replace("CRASH_GRACE_S = 10.0", "CRASH_GRACE_S = 0.1"))
+    kept.patch(CRASH_GRACE_S=0.1)
     program = """
         import os, signal, time
         def save(*_):
@@ -618,13 +554,12 @@ def test_workers_that_a_lost_supervisor_left_get_the_time_of_a_stop(kept: Kept) 
         open('ready', 'w').write('1')
         time.sleep(600)
     """
-    job = kept.job(program, stop_timeout_s=15.0)
-    pid = node.start(HOST, str(impatient), sys.executable, kept.folder.as_posix(), job)
+    pid = kept.start(program, stop_timeout_s=15.0)
     kept.written("ready")
     os.kill(pid, signal.SIGKILL)
     until(lambda: kept.state.state == "lost", "state lost")
     (kept.root / "ready").unlink()
-    node.start(HOST, str(impatient), sys.executable, kept.folder.as_posix(), job)
+    kept.start(program, stop_timeout_s=15.0)
     kept.written("ready")
     assert (kept.root / "saved").exists()
     assert (kept.state.restarts, kept.state.last) == (0, "the supervisor was killed")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from islandctl.errors import PreflightError
 from islandctl.fleet import node, supervisor, tunnel
 from islandctl.fleet.connect import connect, this_machine
 from islandctl.fleet.host import Host
@@ -81,7 +82,7 @@ def test_a_reverse_tunnel_comes_back_after_a_kill(
     )
     try:
         begin(kept)
-        assert node.wait_port(host, port, timeout_s=15)
+        tunnel.await_reverse(LOCAL, host, folder, port, 60)
         assert host.python(ASK, {"port": port}, timeout_s=20) == "the relay\n"
         child = node.state(LOCAL, str(folder)).child_pid
         os.kill(child, signal.SIGKILL)
@@ -137,3 +138,25 @@ def test_a_tunnel_refuses_an_unknown_host_key(
     log = folder / "logs" / "east-0.log"
     until(lambda: log.exists() and "Host key verification failed" in log.read_text(), "ssh's complaint")
     assert node.stop(LOCAL, str(folder), 20).outcome == "stopped"
+
+
+def test_a_server_that_allows_no_tunnel_is_told(
+    sshd: Callable[..., Sshd], relay: int, mark: str, tmp_path: Path
+) -> None:
+    server = sshd(options=["AllowTcpForwarding no"])
+    host = connect(server.site(), server.host, known_hosts=tmp_path / "kh", on_message=print)
+    folder, port = tmp_path / "tunnels" / "east-0", free_port()
+    settings: dict[str, Any] = {"run": "test", "mark": mark, "known_hosts": tmp_path / "kh"}
+    try:
+        begin(
+            tunnel.reverse_tunnel(
+                server.host, server.site().ssh, folder=folder, host_port=port, local_port=relay, **settings
+            )
+        )
+        with pytest.raises(PreflightError, match="allows no tunnel to the relay") as caught:
+            tunnel.await_reverse(LOCAL, host, folder, port, 60)
+        assert f"remote port forwarding failed for listen port {port}" in caught.value.message
+        assert "relay.address" in caught.value.hint
+        assert node.stop(LOCAL, str(folder), 20).outcome == "stopped"
+    finally:
+        host.close()

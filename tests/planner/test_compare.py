@@ -79,6 +79,16 @@ def test_sets_are_held_against_one_another(recipe: Any, site: Any) -> None:
     assert told.cheapest == 1
 
 
+def test_one_site_waits_for_nobody(recipe: Any, site: Any) -> None:
+    """Whatever the recipe says of several cells: their pace, their warm-up."""
+    priced = {"price__gpu": "3 USD/h"}
+    sets = [[site("a", measured__step="1 s", **priced), site("b", measured__step="2 s", **priced)]]
+    sets.append(sets[0][:1])
+    several = recipe(exchange__pace="measured", exchange__pace_bound=3, exchange__warmup=50)
+    told = compare_plans([Case(several, sites) for sites in sets], 0.25)
+    assert [way.feasible for way in told.ways] == [True, True]
+
+
 def test_without_any_price_there_is_nothing_to_compare(recipe: Any, site: Any) -> None:
     sites = [site(name, gpu__type="X1", gpu__memory="80 GB", gpu__bf16="100 TFLOP/s") for name in "ab"]
     with pytest.raises(UsageError, match="no site has a price"):

@@ -58,7 +58,7 @@ def test_without_their_number_nothing_is_guessed(tmp_path: Path) -> None:
 def test_another_script_is_another_configuration(tmp_path: Path) -> None:
     first, second = made(tmp_path), made(tmp_path, script="pass\n")
     assert first.config_hash != second.config_hash
-    assert config_hash(first.recipe, ("local-a", "local-b"), first.files) == first.config_hash
+    assert config_hash(first.recipe, first.cells, first.files) == first.config_hash
 
 
 @pytest.mark.parametrize(("budget", "feasible"), [("{hours: 2 h}", True), ("{cost: 5 USD}", False)])

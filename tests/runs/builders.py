@@ -44,14 +44,15 @@ def figure(value: float, unit: str = "s") -> Figure:
 
 def plan(**training: Any) -> Plan:
     made = recipe(**training)
+    cells = tuple(
+        CellPlan(index=index, name=name, site=name, nodes=(NodePlan(index=0, host="", num_ranks=1),))
+        for index, name in enumerate(CELLS)
+    )
     return Plan(
         recipe=made,
         sites=tuple(site(name) for name in CELLS),
-        cells=tuple(
-            CellPlan(index=index, name=name, site=name, nodes=(NodePlan(index=0, host="", num_ranks=1),))
-            for index, name in enumerate(CELLS)
-        ),
-        config_hash=config_hash(made, CELLS),
+        cells=cells,
+        config_hash=config_hash(made, cells),
         sources={},
         parameters_total=1000,
         parameters_active=1000,

@@ -19,7 +19,7 @@ def test_a_cell_knows_its_place_and_nothing_secret() -> None:
 def test_one_node_needs_no_fixed_port() -> None:
     record = make.record()
     job = worker_job(record, make.plan(), record.nodes[0], master=None)
-    assert job.argv[:3] == ("/env/bin/python", "-m", "torch.distributed.run")
+    assert job.argv[:4] == ("/env/bin/python", "-m", "islandctl.worker.recorded", "torch.distributed.run")
     assert "--standalone" in job.argv
     assert job.argv[-3:] == ("-m", "islandctl.worker", "/data/runs/demo/east")
     assert job.env["PYTHONPATH"] == "/code"
@@ -31,7 +31,9 @@ def test_one_node_needs_no_fixed_port() -> None:
 
 def test_several_nodes_meet_at_the_first() -> None:
     record = make.record()
-    job = worker_job(record, make.plan(), record.nodes[0], master=("10.0.0.7", 29411))
+    job = worker_job(record, make.plan(), record.nodes[0], master=("10.0.0.7", 29411), address="10.0.0.7")
+    assert "--local-addr=10.0.0.7" in job.argv
+    assert job.binds == (("10.0.0.7", 29411),)
     assert "--master-addr=10.0.0.7" in job.argv
     assert "--master-port=29411" in job.argv
     assert "--node-rank=0" in job.argv

@@ -88,3 +88,31 @@ def test_unknown_site_or_rank(record: RunRecord) -> None:
         LogReader(record, make.plan(), print, sites=["north"])
     with pytest.raises(UsageError, match="no rank 4"):
         LogReader(record, make.plan(), print, ranks=[4])
+
+
+def test_pieces_of_a_log_are_read_as_one(tmp_path: Path, record: RunRecord) -> None:
+    """Followed over new pieces, a late line in an old one, and pieces that are gone; and read from their end."""
+    said: list[str] = []
+    append(tmp_path, "east", "rank-0.log", "2030-01-31 12:00:01 a\nno time\n")
+    with LogReader(record, make.plan(), said.append, sites=["east"], reach=Shaky()) as reader:
+        assert [line.text for line in reader.first()] == ["2030-01-31 12:00:01 a", "no time"]
+        append(tmp_path, "east", "rank-0.log", "cut")
+        append(tmp_path, "east", "rank-0.1.log", "still none\n2030-01-31 12:00:03 b\n")
+        append(tmp_path, "east", "rank-0.2.log", "2030-01-31 12:00:05 c\n2030-01-31 12:00:06 d\n")
+        more = reader.more()
+        assert [line.text[-1] for line in more] == ["t", "e", "b", "c", "d"]
+        assert {line.source for line in more} == {"east/rank-0"}
+        assert all(line.at > 0 for line in more)
+        append(tmp_path, "east", "rank-0.1.log", "2030-01-31 12:00:04 of a child\n")
+        assert [line.text[20:] for line in reader.more()] == ["of a child"]
+        for number in ("", ".1", ".2"):
+            (tmp_path / "east" / "logs" / f"rank-0{number}.log").unlink()
+        append(tmp_path, "east", "rank-0.9.log", "2030-01-31 12:00:09 e\n")
+        append(tmp_path, "east", "rank-0.10.log", "2030-01-31 12:00:10 f\n")
+        assert said == []
+        assert [line.text[-1] for line in reader.more()] == ["e", "f"]
+        (told,) = said
+        assert told.endswith("rank-0: what came before rank-0.9.log was removed before it could be read")
+        assert reader.more() == []
+    with LogReader(record, make.plan(), print, sites=["east"], reach=Shaky()) as reader:
+        assert [line.text[-1] for line in reader.first(tail=1, final=True)] == ["f"]

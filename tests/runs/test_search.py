@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from islandctl.config.paths import RunFolder
+from islandctl.fleet.node import Remains
 from islandctl.planner.plan import Plan
-from islandctl.runs.record import CellRecord, KeptRecord, RunRecord
-from islandctl.runs.search import everywhere, mark_in_files, places
+from islandctl.runs.record import CellRecord, KeptRecord, RunRecord, TunnelRecord
+from islandctl.runs.search import (
+    HERE,
+    NO_ACCELERATOR,
+    PORTS_FREE,
+    Found,
+    _resources,
+    _traces,
+    everywhere,
+    mark_in_files,
+    places,
+)
 
 from . import builders as make
 
@@ -49,6 +61,32 @@ def test_a_host_on_which_nothing_was_started_is_not_asked() -> None:
     assert places(far_record(reached=False), plan) == [("", "")]
     assert places(far_record(reached=False, relay_host="hub"), plan) == [("", ""), ("", "hub")]
     assert places(far_record(reached=True), plan) == [("", ""), ("east", "east-1"), ("west", "west-1")]
+
+
+def test_ports_of_relay_and_tunnels_are_known_where_they_were_listened_on() -> None:
+    tunnels = (
+        TunnelRecord(name="t", site="east", host="east-1", reverse=True, host_port=41001, local_port=41000),
+        TunnelRecord(name="f", host="hub", reverse=False, host_port=41002, local_port=41003),
+    )
+    kept = KeptRecord(name="relay", host="", python="p", code="c", supervisor="s", folder="/r/node-0")
+    record = far_record(reached=True).model_copy(
+        update={"tunnels": tunnels, "relay": kept, "relay_url": "https://127.0.0.1:41000"}
+    )
+    assert _traces(record, HERE) == ([], [41003, 41000])
+    assert _traces(record, ("east", "east-1")) == (["/data/runs/demo/east/node-0"], [41001])
+    assert _traces(record, ("", "hub")) == ([], [41002])
+    assert _traces(make.record(), HERE)[0] == ["/data/runs/demo/east/node-0", "/data/runs/demo/west/node-0"]
+
+
+def test_what_else_is_proven_of_a_host_that_is_clean() -> None:
+    clean = Remains(processes=(), ports=(41000,), taken=(), accelerators=None, held=())
+    assert _resources(clean, worked=True) == [PORTS_FREE, NO_ACCELERATOR]
+    assert _resources(clean, worked=False) == [PORTS_FREE]
+    assert _resources(replace(clean, accelerators=8), worked=True)[1] == "the memory of its 8 accelerators is free"
+    held = replace(clean, taken=("port 41000 is held by process 7 (x)",), accelerators=8, held=("accelerator 3: …",))
+    assert _resources(held, worked=True) == ["port 41000 is held by process 7 (x)", "accelerator 3: …"]
+    found = Found(run="demo", hosts=("here",), resources=(f"here: {PORTS_FREE}", "here: accelerator 3: …"))
+    assert (found.exit_code, found.lines[1:]) == (0, ["here: accelerator 3: …"])
 
 
 def test_a_site_that_lends_the_relay_its_host_is_searched_once() -> None:

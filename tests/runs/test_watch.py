@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from islandctl.config.pace import Pace
 from islandctl.relay.messages import CellStatus
 from islandctl.runs.cells import FRESH_S, SILENT_AFTER_S
 from islandctl.runs.record import KeptRecord, RunRecord
@@ -27,6 +28,23 @@ def test_a_healthy_run_is_running_with_all_figures() -> None:
     assert (east.state, east.step, east.rounds_sent, east.source) == ("training", 40, 3, "relay")
     assert east.bits_per_byte[-1] == (40, 3.5)
     assert view.culprit is None
+
+
+def test_cells_of_unequal_pace_are_shown_by_their_own_steps_and_the_run_by_its_own() -> None:
+    record = make.record(steps=100)
+    paces = [Pace(window=20, own=own, fragments=2, warmup=0) for own in (28, 14)]
+    cells = [cell.model_copy(update={"pace": pace}) for cell, pace in zip(record.cells, paces, strict=True)]
+    record = record.model_copy(update={"cells": tuple(cells)})
+    beats = {0: make.heartbeat(0, step=56, steps=140), 1: make.heartbeat(1, step=21, steps=70, tokens_per_s=100.0)}
+    view = look(make.facts(relay=make.relay(beats)), record)
+    east, west = view.cells
+    assert [(one.step, one.steps, one.window, one.windows) for one in (east, west)] == [
+        (56, 140, 2, 5),
+        (21, 70, 1, 5),
+    ]
+    assert (view.step, view.steps) == (30, 100)
+    assert view.eta_s == pytest.approx((70 - 21) * 100 / 100)
+    assert look(make.facts()).cells[0].steps is None
 
 
 def test_an_unreachable_node_is_not_failed() -> None:
@@ -124,6 +142,32 @@ def test_a_restarting_worker_is_degraded() -> None:
     assert (view.state, view.detail) == ("degraded", "east is restarting: exit code 1")
     east = view.cells[0]
     assert (east.state, east.restarts, east.last_end) == ("restarting", 2, "exit code 1")
+
+
+def test_a_rank_that_was_killed_is_told_before_those_that_lost_it() -> None:
+    lost = Outcome(outcome="failed", retry=True, kind="peer-lost", reason="rank 0 has lost another rank", rank=0)
+    why = "rank 1 (process 7): killed by signal 9 (SIGKILL)"
+    killed = make.ended("failed", kind="crash", rank=1, signal=9, reason=why)
+    view = look(make.facts(make.node(0, killed, outcome=lost)))
+    assert view.culprit is not None
+    assert (view.culprit.rank, view.culprit.kind) == (1, "crash")
+    assert view.detail == f"east, node {view.culprit.node}: {why}"
+    assert view.cells[0].detail == why
+    starved = make.ended("failed", kind="out-of-memory", rank=1, signal=9, reason="killed by signal 9 (SIGKILL)")
+    view = look(make.facts(make.node(0, starved, outcome=lost)))
+    assert "out-of-memory: killed by signal 9 (SIGKILL)" in view.detail
+    assert "data.limit_bytes" in view.hint
+
+
+def test_a_cell_that_was_taken_away_is_said_to_be_preempted() -> None:
+    taken = make.ended("stopped", kind="preempted", reason="the supervisor got SIGTERM")
+    view = look(make.facts(make.node(0, taken)))
+    assert (view.state, view.detail) == ("degraded", "east is stopped: preempted: the supervisor got SIGTERM")
+    assert view.cells[0].nodes[0].kind == "preempted"
+    view = look(make.facts(make.node(0, taken), make.node(1, taken)))
+    assert (view.state, view.detail) == ("stopped", "preempted: the supervisor got SIGTERM")
+    rebooted = make.running(state="lost", kind="node-lost", reason="the node was rebooted")
+    assert look(make.facts(make.node(0, rebooted))).cells[0].detail == "node-lost: the node was rebooted"
 
 
 def test_heartbeats_of_an_earlier_attempt_do_not_count() -> None:

@@ -92,7 +92,7 @@ class Machine:
         path.write_text(json.dumps(whole, indent=1))
         return path
 
-    def islandctl(self, *args: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+    def islandctl(self, *args: str, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
         """One command, to its end. It must never show a traceback."""
         done = subprocess.run(
             [sys.executable, "-m", "islandctl", *args],
@@ -136,7 +136,7 @@ class Machine:
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
 
-    def until(self, run: str, good: Callable[[dict[str, Any]], bool], *, deadline_s: float = 150.0) -> dict[str, Any]:
+    def until(self, run: str, good: Callable[[dict[str, Any]], bool], *, deadline_s: float = 300.0) -> dict[str, Any]:
         """Look until ``good``; fails with the last look when it never is."""
         end = time.monotonic() + deadline_s
         while True:
@@ -144,7 +144,7 @@ class Machine:
             if good(seen):
                 return seen
             assert time.monotonic() < end, json.dumps(seen, indent=1)
-            time.sleep(0.3)
+            time.sleep(0.8)  # a look costs half a second of processor time
 
     # What lies on disk
 
@@ -163,14 +163,14 @@ class Machine:
         """Steps of the joint checkpoints."""
         return [one.step for one in joint_checkpoints(self.ledger(run), 2)]
 
-    def until_joint(self, run: str, step: int, *, deadline_s: float = 150.0) -> None:
+    def until_joint(self, run: str, step: int, *, deadline_s: float = 300.0) -> None:
         """Return right after the joint checkpoint of ``step``, without asking anybody."""
         end = time.monotonic() + deadline_s
         while max(self.joint_steps(run), default=0) < step:
             assert time.monotonic() < end, self.islandctl("status", run).stdout
             time.sleep(0.02)
 
-    def until_trained(self, run: str, step: int, *, deadline_s: float = 150.0) -> None:
+    def until_trained(self, run: str, step: int, *, deadline_s: float = 300.0) -> None:
         """Return right after both cells have trained so many steps, without asking anybody."""
         end = time.monotonic() + deadline_s
         while min(max(self.losses(run, cell), default=0) for cell in ("east", "west")) < step:

@@ -14,7 +14,7 @@ import pytest
 from .local import Machine, ending, kill, steps_of
 from .tensors import model_hashes
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 STEPS = 120
 
 

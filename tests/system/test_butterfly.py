@@ -15,7 +15,7 @@ from islandctl.ledger.joint import joint_checkpoints
 from .local import RECIPE, Machine, ending, kill, merged, steps_of
 from .tensors import model_hashes
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 CELLS = [f"east-{number}" for number in range(4)]
 SHIPPED = Path(__file__).parents[2] / "recipes/butterfly-8.yaml"
 

@@ -5,6 +5,7 @@ One cell has two ranks, the other one, so this also holds the exchange of cells 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from islandctl.ledger.entries import Commit
 from .local import Machine, ending, kill, steps_of
 from .tensors import model_hashes, state_hashes
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 CELLS = ("east", "west")
 
 
@@ -92,6 +93,9 @@ def test_workers_that_come_back_and_a_stop_are_exact(machine: Machine) -> None:
     machine.until_joint("hurt", 30)
     machine.kill("hurt", "torch.distributed.run", "/west")
     back = machine.until("hurt", lambda seen: [cell["restarts"] for cell in seen["cells"]] == [1, 2])
+    told = r"crash: rank \d \(process \d+\): killed by signal 9 \(SIGKILL\); the other rank was stopped by us"
+    assert re.fullmatch(told, back["cells"][0]["last_end"])
+    assert back["cells"][1]["last_end"] == "crash: killed by signal 9 (SIGKILL)"
 
     # an orderly stop, wherever that is, and a resume from its checkpoint
     stopped = machine.islandctl("stop", "hurt")

@@ -15,7 +15,7 @@ from islandctl.config.load import load_recipe
 from .local import SITE, Machine, ending, kill, steps_of
 from .tensors import model_hashes, state_hashes
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 FOREIGN = Path(__file__).parents[2] / "recipes" / "foreign"
 STEPS = 40
 

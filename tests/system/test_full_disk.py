@@ -11,7 +11,7 @@ from tests.disk import fill, mounted, needs_mount
 
 from .local import Machine, ending, kill
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), needs_mount]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), needs_mount]
 
 
 @pytest.fixture

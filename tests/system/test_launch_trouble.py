@@ -14,7 +14,7 @@ import pytest
 
 from .local import Machine, ending, steps_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_a_host_that_does_not_exist(machine: Machine) -> None:
 
 def test_two_launches_of_one_name(machine: Machine) -> None:
     both = [machine.begin("launch", *machine.arguments(3000, "twin"), "--detach") for _ in range(2)]
-    said = [one.communicate(timeout=120)[1] for one in both]
+    said = [one.communicate(timeout=240)[1] for one in both]
     codes = [one.returncode for one in both]
     assert sorted(codes) == [0, 2], said
     refusal = said[codes.index(2)]

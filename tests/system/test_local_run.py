@@ -11,7 +11,7 @@ import pytest
 
 from .local import Machine, ending, steps_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def test_a_run_from_launch_to_end(machine: Machine) -> None:
     assert follower.stdout is not None
     assert any("step 20/60" in line for line in follower.stdout)
     follower.send_signal(signal.SIGINT)
-    _, said = follower.communicate(timeout=60)
+    _, said = follower.communicate(timeout=240)
     assert follower.returncode == 130
     assert said.splitlines()[-1] == "detached; the run goes on; islandctl status whole"
 

@@ -12,7 +12,7 @@ import pytest
 
 from .local import Machine, ending, kill, steps_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from islandctl.worker import tensors as disk
 from islandctl.worker.checkpoint import MANIFEST, Manifest, listing
 from islandctl.worker.parallel import Ranks
 
-DEADLINE_S = 90.0
+DEADLINE_S = 240.0
 
 
 def recipe(text: Path, **changes: Any) -> Recipe:

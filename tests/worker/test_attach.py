@@ -16,7 +16,7 @@ from islandctl.errors import ConfigError, ExchangeError, IslandError, RelayError
 
 from .small import STEPS, model, one_step, same, settings, train, values
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(240)
 Seen = dict[tuple[int, int], dict[str, Tensor]]
 
 
@@ -91,6 +91,45 @@ def test_fragments_without_overlap_are_streaming_diloco(apply: str) -> None:
     islandctl.run_cells(train(exchange, finish=False, watch=watch), 3, exchange)
     fragments = {name: {"0": 0, "2": 1, "4": 2}[name.split(".")[0]] for name in values(model())}
     close(seen, diloco(3, fragments, 3))
+
+
+@pytest.mark.parametrize("overlap", [0, 3])
+def test_cells_of_one_process_take_unequal_steps(overlap: int) -> None:
+    """No cell waits in vain for its turn; all are at a window's end together, and it is the same every time."""
+    exchange, windows = settings(pace="measured", fragments=3, overlap=overlap, codec="int8"), (3, 4, 7)
+    told: list[tuple[int, int]] = []
+
+    def loop(place: Any) -> tuple[int, dict[str, Tensor]]:
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        with islandctl.attach(net, optimizer, steps=STEPS, tokens_per_step=8, transport=place) as island:
+            for step in island.steps():
+                one_step(net, optimizer, place.cell, step)
+                island.step()
+                if island.is_due(4):
+                    told.append((place.cell, island.done))
+            assert island.finish()
+            return island.num_steps, values(net)
+
+    ends = islandctl.run_cells(loop, 3, exchange, windows=windows)
+    assert [steps for steps, _ in ends] == [9, 12, 21]
+    assert sorted(told) == [(cell, own * number) for cell, own in enumerate(windows) for number in (1, 2, 3)]
+    assert all(same(ends[0][1], end) for _, end in ends)
+    again = islandctl.run_cells(loop, 3, exchange, windows=windows)
+    assert same(ends[0][1], again[0][1])
+
+
+def test_unequal_steps_are_told_or_refused() -> None:
+    exchange = settings(pace="measured", fragments=3)
+    with pytest.raises(ConfigError, match="takes 2 windows, one a cell, not 0"):
+        islandctl.run_cells(train(exchange), 2, exchange)
+    with pytest.raises(ConfigError, match="2 steps are fewer than 3 fragments"):
+        islandctl.run_cells(train(exchange), 2, exchange, windows=(2, 4))
+    with pytest.raises(ConfigError, match="windows are for exchange"):
+        islandctl.run_cells(train(settings()), 2, settings(), windows=(4, 4))
+    longer = settings(pace="measured", window=5, fragments=3)
+    with pytest.raises(ConfigError, match="12 steps are no whole windows of 5"):
+        islandctl.run_cells(train(longer), 2, longer, windows=(5, 6))
 
 
 def test_pairs_without_overlap_are_plain_gossip() -> None:

@@ -1,8 +1,11 @@
 """Lines of a rank's log on a disk that fills up."""
 
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
+from islandctl.config.paths import log_pieces
 from islandctl.worker.lines import WholeLines
 from tests.disk import files_at_most
 
@@ -31,3 +34,35 @@ def test_a_record_that_cannot_be_written_down_ends_nothing(tmp_path: Path) -> No
         finally:
             logging.raiseExceptions = before
     assert (tmp_path / "rank-0.log").read_bytes() == b""
+
+
+def test_a_log_in_pieces_keeps_every_line_whatever_writes(tmp_path: Path) -> None:
+    """The loop's own lines, and those of a child process that has an older piece open."""
+    program = """
+import os, subprocess, sys
+from pathlib import Path
+from islandctl.worker.lines import Pieces
+pieces = Pieces(Path(sys.argv[1], "logs"), "rank-0", kept_bytes=4 * 600)
+pieces.begin()
+child = subprocess.Popen(["sh", "-c", "read go; echo child a; echo child b"], stdin=subprocess.PIPE)
+for number in range(100):
+    print("line", number, flush=True)
+    pieces.turn()
+child.communicate(b"go")
+print("half", end="", flush=True)
+"""
+    root = Path(__file__).parent.parent.parent
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=root, check=True, timeout=60)
+    logs = tmp_path / "logs"
+    names = log_pieces(path.name for path in logs.iterdir())["rank-0"]
+    assert names == ["rank-0.log", "rank-0.1.log", "rank-0.2.log"]
+    lines = "".join((logs / name).read_text() for name in names).splitlines()
+    told = [line for line in lines if line.startswith("line")]
+    assert told == [f"line {number}" for number in range(100)] * 2
+    assert [lines.count(f"child {one}") for one in "ab"] == [2, 2]
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=root, check=True, timeout=60)
+    kept = log_pieces(path.name for path in logs.iterdir())["rank-0"]
+    assert len(kept) == 4
+    assert "rank-0.log" not in kept

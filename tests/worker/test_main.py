@@ -14,7 +14,7 @@ from tests.disk import files_at_most, fill, mounted, needs_mount
 
 from .rehearsal import Cell, Run, recipe, same, until, write_text
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 Begin = Callable[..., Run]
 
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from islandctl.errors import (
     CheckpointError,
@@ -51,6 +52,30 @@ def test_a_rank_that_lost_another_says_so() -> None:
     outcome = Outcome.of(RuntimeError("[x/gloo/pair.cc:1] Connection closed by peer"), step=3, rank=1)
     assert outcome.reason.startswith("rank 1 has lost another rank of its cell")
     assert outcome.retry
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (MemoryError(), "out-of-memory"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "out-of-memory"),
+        (
+            RuntimeError("[enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: can't allocate memory"),
+            "out-of-memory",
+        ),
+        (OSError(12, "Cannot allocate memory"), "out-of-memory"),
+        (RuntimeError("[x/gloo/pair.cc:1] Connection closed by peer"), "peer-lost"),
+        (RuntimeError("NCCL error: remote process exited"), "peer-lost"),
+        (OSError(28, "no space"), ""),
+    ],
+)
+def test_what_a_restart_depends_on_is_told_in_a_word(error: Exception, kind: str) -> None:
+    outcome = Outcome.of(error, step=3, rank=1)
+    assert (outcome.kind, outcome.retry) == (kind, True)
+    assert ("training.batch" in outcome.hint) is (kind == "out-of-memory")
+    wrapped = CheckpointError("could not be read")
+    wrapped.__cause__ = error
+    assert Outcome.of(wrapped, step=3, rank=1).kind == ("out-of-memory" if kind == "out-of-memory" else "")
 
 
 def test_the_first_word_stands_and_nothing_else_is_left(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from islandctl.config.recipe import Recipe
 
 from .rehearsal import Run, same
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SCRIPT = """
-import os, signal, sys
+import atexit, os, signal, sys, threading, time
 import torch, torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 import islandctl
@@ -35,6 +35,8 @@ for step in island.steps():
     if island.done == 9 and sys.argv[1] == "falls":
         os.kill(os.getpid(), signal.SIGKILL)
 island.finish()
+atexit.register(print, "the end of all")
+threading.Thread(target=lambda: (time.sleep(0.2), print("a thread's end"))).start()
 """
 
 
@@ -65,6 +67,7 @@ def test_two_sharded_ranks_of_a_script_come_back_bit_for_bit(tmp_path: Path) -> 
                 assert cell.checkpoints()[-1] == "step-00000008-attempt-1"
             else:
                 assert cell.run()["outcome"] == "finished"
+                assert cell.log().endswith("a thread's end\nthe end of all\n")  # what a script leaves behind is done
         ends.append((cell.weights(), cell.losses()))
     assert same(ends[0][0], ends[1][0])
     assert ends[0][1] == ends[1][1]

@@ -7,7 +7,7 @@ import pytest
 
 from .rehearsal import Run, recipe, same, until, write_text
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 WARMUP, STEPS = 300, 316
 RANKS = (1, 2)
 

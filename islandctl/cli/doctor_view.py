@@ -1,0 +1,93 @@
+"""What the doctor has found, on the terminal: a table a site, the worst first, at most 100 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from shlex import quote
+
+from rich.text import Text
+
+from islandctl.cli import output
+from islandctl.cli.look import table
+from islandctl.runs.doctor.report import ORDER, DoctorReport, Row
+
+_STYLES = {"fail": "bold red", "unknown": "magenta", "warn": "yellow", "ok": "green", "skipped": "dim"}
+_WORDS = {"fail": "failed", "unknown": "without answer", "warn": "warnings", "ok": "ok", "skipped": "skipped"}
+_EVERYWHERE = "all sites"
+
+
+def show(report: DoctorReport, *, recipe: str, profiles: Sequence[str], write_profile: bool) -> None:
+    """Print it all, and in the end what to type next."""
+    console = output.console()
+    for name in (*report.sites, ""):
+        rows = [row for row in report.rows if row.site == name]
+        if not rows:
+            continue
+        console.print(_headline(name or _EVERYWHERE, rows))
+        made = table("", "check", "where", "found")
+        made.columns[2].no_wrap = made.columns[3].no_wrap = False
+        made.columns[3].overflow = "fold"
+        made.columns[2].max_width, made.columns[1].max_width = 22, 15
+        for level, check, place, found in _lines(rows, name):
+            made.add_row(Text(level, style=_STYLES[level]), check, place, found)
+        console.print(made)
+        console.print()
+    for one in report.written:
+        before = one.before or "(not there)"
+        console.print(Text(f"{one.profile}: {one.key}: {before} → {one.after}"), soft_wrap=True)
+    output.data(_next(report, recipe, profiles, write_profile))
+
+
+def _headline(name: str, rows: Sequence[Row]) -> Text:
+    text = Text.assemble((name, "bold"), " ")
+    for level in ORDER:
+        number = sum(row.level == level for row in rows)
+        if number:
+            text.append(f" {number} {_WORDS[level]}", style=_STYLES[level])
+    return text
+
+
+def _lines(rows: Sequence[Row], site: str) -> Iterator[tuple[str, str, str, Text]]:
+    """What is wrong row by row; of what is right one line a check; of what was skipped one line a reason."""
+    alike: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if row.level in ("ok", "skipped"):
+            alike.setdefault((row.level, row.text if row.level == "skipped" else row.check), []).append(row)
+            continue
+        found = Text(row.text)
+        if row.hint:
+            found.append(f"\n→ {output.typeable(row.hint)}", style="dim")
+        yield row.level, row.check, _short(row.place, site), found
+    for (level, key), group in alike.items():
+        places = list(dict.fromkeys(row.place for row in group))
+        place = _short(places[0], site) if len(places) == 1 else f"{len(places)} places"
+        if level == "skipped":
+            names = list(dict.fromkeys(row.check for row in group))
+            first = names[0] if len(names) == 1 else f"{len(names)} checks"
+            found = Text(key, style="dim")
+            if len(names) > 1:
+                found.append(f": {', '.join(names)}")
+            yield level, first, place, found
+        elif len(places) == 1:
+            for row in group:
+                yield level, row.check, place, Text(row.text)
+        else:
+            yield level, key, place, Text(group[0].text + ("; …" if len({row.text for row in group}) > 1 else ""))
+
+
+def _short(place: str, site: str) -> str:
+    """A place without its site, which stands above the table."""
+    return place.removeprefix(f"{site}/") if site else place
+
+
+def _next(report: DoctorReport, recipe: str, profiles: Sequence[str], write_profile: bool) -> str:
+    sites = " ".join(f"--site {quote(path)}" for path in profiles)
+    command = f"{quote(recipe)} {sites}"
+    wrong = next((row for row in report.rows for level in ("fail", "unknown") if row.level == level), None)
+    if wrong is not None:
+        return f"next: mend {wrong.check} on {wrong.place}, then islandctl doctor {command} --only {wrong.check}"
+    if report.tier == "quick":
+        return f"next: islandctl doctor {command} --tier standard measures links and disks; or islandctl launch …"
+    if report.measured and not write_profile:
+        return f"next: islandctl doctor {command} --tier {report.tier} --write-profile keeps the figures for plan"
+    return f"next: islandctl plan {command}; then islandctl launch {command}"

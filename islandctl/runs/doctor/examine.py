@@ -1,0 +1,268 @@
+"""The examination: nodes at rest, nodes under load, cells, links all at once, and in the end what follows together.
+
+    connect → light checks → checks that load a node → cells → relay, links → sites, fleet
+
+Every check has its own deadline; a node that cannot be reached is one row, and holds nobody up.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+
+from islandctl.config.load import Loaded
+from islandctl.config.paths import RunFolder
+from islandctl.config.recipe import Recipe
+from islandctl.config.site import SiteProfile
+from islandctl.fleet.checks.base import (
+    Cell,
+    CellCheck,
+    Check,
+    FleetCheck,
+    LinkCheck,
+    Node,
+    NodeCheck,
+    Tier,
+    Verdict,
+    Wanted,
+)
+from islandctl.fleet.checks.registry import all_checks
+from islandctl.fleet.checks.runner import Done, Task, run
+from islandctl.planner.catalogue import accelerator
+from islandctl.planner.make import make_plan
+from islandctl.planner.plan import Plan
+from islandctl.runs import record as records
+from islandctl.runs.doctor import relay
+from islandctl.runs.doctor.report import DoctorReport, Row, in_order, row
+from islandctl.runs.doctor.seen import compared
+from islandctl.runs.files import only_one
+from islandctl.runs.reach import Reach, Say
+from islandctl.runs.record import RunRecord
+
+RELAY_START_S, TUNNEL_S = 180.0, 2.0
+"""A relay on a host that was never prepared gets its small environment first; and each node its tunnel."""
+EVERYWHERE = "all sites"
+_KEEP_LEAST = ("gpu.bf16",)
+"""Measured node by node; the site is as fast as its slowest."""
+
+
+def examine(
+    recipe: Loaded[Recipe],
+    sites: Sequence[Loaded[SiteProfile]],
+    checks: Sequence[Check],
+    *,
+    tier: Tier,
+    say: Say,
+    seconds: float | None = None,
+) -> DoctorReport:
+    """Ask all ``checks`` of all sites.
+
+    Args:
+        say: takes progress, one line each.
+        seconds: for how long each rate is measured; None: as the tier says.
+
+    Raises:
+        ConfigError: recipe and sites contradict one another.
+    """
+    plan, began = make_plan(recipe, sites), time.monotonic()
+    record = records.create(plan, f"doctor-{secrets.token_hex(4)}", launcher_pid=os.getpid())
+    folder = RunFolder.of(record.run)
+    with only_one(folder.root / "lock", "islandctl doctor"), Reach(plan, record.run, say) as reach:
+        here = _Examination(plan, record, reach, say)
+        try:
+            for site in sites:
+                here.nodes += _nodes(plan, site, reach, tier, seconds, folder, record.mark)
+            here.ask(checks)
+        finally:
+            for line in relay.end(record, plan, reach, lambda line: None):
+                say(line)
+    return DoctorReport(
+        tier=tier,
+        sites=tuple(site.name for site in plan.sites),
+        rows=in_order(here.rows, [site.name for site in plan.sites]),
+        measured=here.measured,
+        seconds=round(time.monotonic() - began, 1),
+    )
+
+
+def _nodes(
+    plan: Plan,
+    site: Loaded[SiteProfile],
+    reach: Reach,
+    tier: Tier,
+    seconds: float | None,
+    folder: RunFolder,
+    mark: str,
+) -> list[Node]:
+    """The site's nodes, each host once, whatever cells it belongs to."""
+    profile = site.value
+    cells = [cell for cell in plan.cells if cell.site == profile.name]
+    saved = [one.checkpoint_bytes.value for one in plan.estimates if one.cell in {cell.name for cell in cells}]
+    wanted = Wanted(
+        checkpoint_bytes=max(saved, default=None),
+        cells=len(cells),
+        precision=plan.recipe.training.precision,
+        matrix_flops=accelerator(site).matrix_flops,
+        relay_address=plan.recipe.relay.address,
+        seconds=seconds,
+    )
+    ranks: dict[str, int] = {}
+    for cell in cells:
+        for node in cell.nodes:
+            ranks[node.host] = ranks.get(node.host, 0) + node.num_ranks
+    return [
+        Node(
+            site=profile,
+            name=host,
+            ranks=num_ranks,
+            open=partial(reach.host, profile.name, host),
+            tier=tier,
+            wanted=wanted,
+            known_hosts=folder.known_hosts,
+            facts={"mark": mark},
+        )
+        for host, num_ranks in ranks.items()
+    ]
+
+
+class _Examination:
+    """What is known so far."""
+
+    def __init__(self, plan: Plan, record: RunRecord, reach: Reach, say: Say) -> None:
+        self._plan, self._record, self._reach, self._say = plan, record, reach, say
+        self.nodes: list[Node] = []
+        self.rows: list[Row] = []
+        self.measured: dict[str, dict[str, float]] = {}
+
+    def ask(self, checks: Sequence[Check]) -> None:
+        """All of them, in the order of the module's head."""
+        present = self._connect(checks)
+        of_nodes = [check for check in checks if isinstance(check, NodeCheck) and check.name != "login"]
+        light = [check for check in of_nodes if not check.measures]
+        heavy = [check for check in of_nodes if check.measures]
+        self._run(self._of_nodes(light, present))
+        names = [check.name for check in heavy if check.tier != "quick"]
+        if names and present:
+            self._say(f"measuring on {_counted(len(present), 'node')}: {', '.join(names)}")
+        self._known_again([check for check in light if check.name == "gpus"])
+        for loading in heavy:  # one after another: all nodes write at the same time, as they do at a checkpoint
+            self._run(self._of_nodes([loading], present))
+        for check in checks:
+            if isinstance(check, CellCheck):
+                self._run(self._of_cells(check, present))
+        links = [check for check in checks if isinstance(check, LinkCheck)]
+        if links and present:
+            self._links(links, present)
+        self._absent(links, present)
+        for check in checks:
+            if isinstance(check, FleetCheck):
+                self._run(self._of_groups(check))
+
+    def _connect(self, checks: Sequence[Check]) -> list[Node]:
+        """The nodes that answer. One that does not is a row, whether or not its login was asked about."""
+        check = next(check for check in all_checks() if check.name == "login")
+        asked = any(check.name == "login" for check in checks)
+        self._say(f"connecting to {_counted(len(self.nodes), 'node')} of {_counted(len(self._plan.sites), 'site')}")
+        absent: set[str] = set()
+        for done in run(list(self._of_nodes([check], self.nodes))):
+            if done.verdicts[0].level in ("fail", "unknown"):
+                absent.add(done.task.place)
+            elif not asked:
+                continue
+            self._take(done)
+        for one in checks:
+            if isinstance(one, NodeCheck) and one.name != "login":
+                for node in self.nodes:
+                    if node.label in absent:
+                        verdict = Verdict("skipped", "no connection")
+                        self.rows.append(row(one, verdict, site=node.site.name, place=node.label, seconds=0.0))
+        return [node for node in self.nodes if node.label not in absent]
+
+    def _absent(self, checks: Sequence[LinkCheck], present: Sequence[Node]) -> None:
+        """Links of sites of which no node answers, and that is why nobody could ask about them."""
+        there = {node.site.name for node in present}
+        for site in self._plan.sites:
+            for check in checks if site.name not in there else ():
+                verdict = Verdict("skipped", "no connection")
+                self.rows.append(row(check, verdict, site=site.name, place=site.name, seconds=0.0))
+
+    def _known_again(self, checks: Sequence[NodeCheck]) -> None:
+        """Are the accelerators those of the last time?"""
+        told = compared({node.label: node.facts.get("uuids", ()) for node in self.nodes}) if checks else {}
+        for place, verdict in told.items():
+            self.rows.append(row(checks[0], verdict, site=self._site_of(place), place=place, seconds=0.0))
+
+    def _links(self, checks: Sequence[LinkCheck], present: Sequence[Node]) -> None:
+        """Start the relay, as a task with a deadline, and ask about all links at the same time."""
+        place, first = f"relay on {self._plan.recipe.relay.host}", checks[0]
+        self._say(f"starting a relay on {self._plan.recipe.relay.host}, to measure the way to it")
+        started: list[RunRecord] = []
+
+        def start() -> Verdict:
+            started.append(relay.begin(self._record, self._plan, self._reach, present, self._say))
+            return Verdict("ok", "started")
+
+        for done in run([Task(first, place, start, RELAY_START_S + TUNNEL_S * len(present))]):
+            if done.verdicts[0].level != "ok":
+                self.rows += [row(first, one, site="", place=place, seconds=done.seconds) for one in done.verdicts]
+        if not started:
+            return
+        links = relay.links(started[0], self._plan, present)
+        for check in checks:
+            if check.measures:
+                self._say(f"measuring all links at once: {check.name}")
+            limit = check.deadline(present[0].tier, present[0].wanted.seconds)
+            self._run(Task(check, link.site.name, partial(check.look, link), limit) for link in links)
+
+    def _of_nodes(self, checks: Sequence[Check], nodes: Sequence[Node]) -> Iterator[Task]:
+        for check in checks:
+            assert isinstance(check, NodeCheck)
+            for node in nodes:
+                limit = check.deadline(node.tier, node.wanted.seconds)
+                yield Task(check, node.label, partial(check.look, node), limit, key=node.label)
+
+    def _of_cells(self, check: CellCheck, present: Sequence[Node]) -> Iterator[Task]:
+        known = {(node.site.name, node.name): node for node in present}
+        for cell in self._plan.cells:
+            members = [known.get((cell.site, node.host)) for node in cell.nodes]
+            nodes = list({node.label: node for node in members if node is not None}.values())
+            place = f"cell {cell.name}"
+            if None in members and len(members) > 1:
+                verdict = Verdict("skipped", "not all of its nodes answer")
+                self.rows.append(row(check, verdict, site=cell.site, place=place, seconds=0.0))
+            elif len(nodes) > 1:
+                whole = Cell(cell.name, tuple(nodes))
+                yield Task(check, place, partial(check.look, whole), check.deadline(nodes[0].tier))
+
+    def _of_groups(self, check: FleetCheck) -> Iterator[Task]:
+        if check.scope == "fleet":
+            yield Task(check, EVERYWHERE, partial(check.look, self.nodes), check.deadline_s)
+            return
+        for site in self._plan.sites:
+            members = [node for node in self.nodes if node.site.name == site.name]
+            yield Task(check, site.name, partial(check.look, members), check.deadline_s)
+
+    def _run(self, tasks: Iterable[Task]) -> None:
+        for done in run(list(tasks)):
+            self._take(done)
+
+    def _take(self, done: Done) -> None:
+        place = done.task.place
+        site = self._site_of(place)
+        for verdict in done.verdicts:
+            self.rows.append(row(done.task.check, verdict, site=site, place=place, seconds=done.seconds))
+            for key, value in verdict.measured.items():
+                known = self.measured.setdefault(site, {})
+                known[key] = min(known.get(key, value), value) if key in _KEEP_LEAST else value
+
+    def _site_of(self, place: str) -> str:
+        cells: dict[str, str] = {f"cell {cell.name}": cell.site for cell in self._plan.cells}
+        name = cells.get(place) or place.partition("/")[0]
+        return name if any(site.name == name for site in self._plan.sites) else ""
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number} {word}{'s' if number != 1 else ''}"
