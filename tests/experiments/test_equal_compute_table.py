@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,15 @@ def test_the_best_rate_is_chosen_by_the_first_seed(cache: Cache) -> None:
     assert row is not None
     assert (row.rate, sorted(row.results), row.bits_per_byte.mean) == (0.1, [0, 1, 2], 3.0)
     assert {rate: one.count for rate, one in row.by_rate.items()} == {0.1: 3, 0.2: 1}
+    assert row.is_whole
     assert row_of(Arm("other", "", Run(steps=7)), cache) is None
+
+
+def test_a_row_is_whole_when_the_rates_beside_and_all_seeds_are_there(cache: Cache) -> None:
+    for change in ({"rates": (0.05, 0.1, 0.2)}, {"seeds": (0, 1, 2, 3)}):
+        row = row_of(replace(BASE, **change), cache)
+        assert row is not None
+        assert not row.is_whole
 
 
 def test_ratios_are_taken_by_seed(cache: Cache) -> None:

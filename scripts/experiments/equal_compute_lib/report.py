@@ -45,6 +45,14 @@ class Row:
         """On held-out text."""
         return figure([result["bits_per_byte"] for result in self.results.values()])
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the sweep has gone past the best rate on both sides, and all seeds are there."""
+        grid = sorted(self.arm.rates)
+        place = grid.index(self.rate)
+        beside = grid[max(0, place - 1) : place + 2]
+        return all(rate in self.by_rate for rate in beside) and len(self.results) == len(self.arm.seeds)
+
     def mean(self, key: str) -> float:
         """Of another figure of the results."""
         return float(sum(result[key] for result in self.results.values()) / len(self.results))

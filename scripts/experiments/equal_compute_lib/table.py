@@ -54,7 +54,7 @@ def _table(arms: Sequence[Arm], rows: dict[str, Row], ratios: dict[str, Figure])
         joint, exchange = row.mean("bytes_joint_per_cell") / 1e6, row.mean("bytes_up_per_cell") / 1e6
         lines.append(
             f"| {arm.title} | {row.bits_per_byte} | {arm.against or ''} | {ratios.get(name) or ''} "
-            f"| {row.rate:g} | {joint:.1f} + {exchange:.2f} | `{name}` |"
+            f"| {row.rate:g}{'' if row.is_whole else ' (unfinished)'} | {joint:.1f} + {exchange:.2f} | `{name}` |"
         )
     return "\n".join(lines)
 
@@ -73,6 +73,7 @@ def _figures(arms: Sequence[Arm], rows: dict[str, Row], ratios: dict[str, Figure
             "settings": next(row.arm.runs(row.rate)).told(),
             "against": row.arm.against,
             "rate": row.rate,
+            "is_whole": row.is_whole,
             "bits_per_byte": row.bits_per_byte.told(),
             "ratio": None if (found := ratios.get(name)) is None else found.told(),
             "by_rate": {f"{rate:g}": figure.told() for rate, figure in row.by_rate.items()},
