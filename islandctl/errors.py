@@ -35,6 +35,8 @@ class IslandError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint:
+            self.add_note(f"hint: {hint}")  # where the error is met as a traceback, in a program of one's own
 
 
 class UsageError(IslandError):

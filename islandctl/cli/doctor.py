@@ -76,13 +76,17 @@ def doctor(
     if not site:
         raise UsageError(f"{recipe}: a recipe needs its sites", hint=f"islandctl doctor {recipe} --site PROFILE")
 
+    from islandctl.cli.asking import questions
     from islandctl.cli.doctor_view import show
     from islandctl.config.load import load_recipe, load_site
     from islandctl.runs.doctor.examine import examine
     from islandctl.runs.doctor.profile import write_profiles
 
     loaded = [load_site(path) for path in site]
-    report = examine(load_recipe(recipe), loaded, checks, tier=known, say=output.message, seconds=seconds)
+    with questions(json) as ask:
+        report = examine(
+            load_recipe(recipe), loaded, checks, tier=known, say=output.message, ask=ask, seconds=seconds
+        )
     if write_profile:
         report = report.model_copy(update={"written": write_profiles(loaded, report.measured)})
     if json:

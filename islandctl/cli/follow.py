@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from islandctl.cli import output
-from islandctl.cli.look import StatusView, count, duration
+from islandctl.cli.look import StatusView, count, eta
 from islandctl.config.budget import BY_BUDGET
 from islandctl.errors import BudgetError, RunError
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 PAUSE_S = 1.0
 LASTING = {"waiting": 5}
 """Looks after which a state is worth a line: more than a round takes; else two."""
+QUIET = 15
+"""Looks after which a cell that nothing was told of, but that has moved, tells its step and loss."""
 SHOWN_EVENTS = 5
 _FOOT = "Ctrl-C detaches; the run goes on"
 
@@ -104,6 +106,8 @@ def closing_lines(status: RunStatus, folder: str) -> Iterator[str]:
         first, last = (sum(curve[at][1] for curve in curves) / len(curves) for at in (0, -1))
         least, most = min(curve[0][0] for curve in curves), max(curve[-1][0] for curve in curves)
         yield f"bits per byte on held-out text: {first:.4f} at step {least}, {last:.4f} at step {most}"
+    elif losses := [cell.loss for cell in status.cells if cell.loss is not None]:
+        yield f"loss: {sum(losses) / len(losses):.4f} at step {status.step}"
     following = f"islandctl checkpoints {status.run}" if status.state == "finished" else status.hint
     yield f"record: {folder}; next: {following or f'islandctl status {status.run}'}"
 
@@ -155,6 +159,7 @@ def _plain(look: Look, quiet: bool) -> RunStatus:
 class Lines:
     """What is new since the last look, as plain lines: one an evaluation, one a change of state that lasts.
 
+    A loop that is never evaluated, or seldom, tells its step and loss now and then.
     Cells wait for a round in every window, and a link may be gone for a second: that is no news. An end is told at
     once.
     """
@@ -164,6 +169,8 @@ class Lines:
         self._state, self._looks = "", 0
         """What the last looks in a row have shown, and how many of them."""
         self._steps: dict[int, int] = {}
+        self._quiet: dict[int, tuple[int | None, int]] = {}
+        """By cell: its step when something was told of it last, and how many looks ago that was."""
 
     def new(self, status: RunStatus) -> Iterator[str]:
         """Lines for what this look shows and the last one did not."""
@@ -178,11 +185,18 @@ class Lines:
                 line = f"{cell.name}: step {step}/{cell.steps or status.steps}  {bits:.4f} bits per byte"
                 # rate and ETA are of now: what lies before the first look, or has a newer one behind it, is history
                 present = before is not None and step == new[-1][0]
-                if present and cell.tokens_per_s:
-                    line += f"  {count(cell.tokens_per_s)} tokens/s"
-                if present and status.eta_s is not None:
-                    line += f"  ETA {duration(status.eta_s)}"
-                yield line
+                yield line + (_pace(cell, status) if present else "")
+            yield from self._of_quiet(cell, status, told=bool(new))
+
+    def _of_quiet(self, cell: CellView, status: RunStatus, *, told: bool) -> Iterator[str]:
+        step, looks = self._quiet.get(cell.cell, (cell.step, 0))
+        if told:
+            step, looks = cell.step, 0
+        elif looks >= QUIET and cell.step != step:
+            loss = "" if cell.loss is None else f"  loss {cell.loss:.4f}"
+            yield f"{cell.name}: step {cell.step}/{status.steps}{loss}{_pace(cell, status)}"
+            step, looks = cell.step, 0
+        self._quiet[cell.cell] = step, looks + 1
 
     def _is_news(self, status: RunStatus) -> bool:
         self._looks = self._looks + 1 if status.state == self._state else 1
@@ -192,13 +206,19 @@ class Lines:
         return not self._told or status.ended or self._looks >= LASTING.get(status.state, 2)
 
 
+def _pace(cell: CellView, status: RunStatus) -> str:
+    """Rate and ETA, where they are known."""
+    rate = f"  {count(cell.tokens_per_s)} tokens/s" if cell.tokens_per_s else ""
+    return rate + eta(status)
+
+
 class Events:
-    """What happened between two looks and deserves a word: checkpoints, restarts, cells in trouble and back.
+    """What happened between two looks and deserves a word: checkpoints, restarts, cells queued, in trouble, and back.
 
     The first look tells nothing: what lies before it is not news.
     """
 
-    _TROUBLE = ("ending", "restarting", "away", "silent", "unreachable", "lost", "failed", "stopped")
+    _TROUBLE = ("pending", "ending", "restarting", "away", "silent", "unreachable", "lost", "failed", "stopped")
 
     def __init__(self) -> None:
         self._last: RunStatus | None = None

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _BARS = "▁▂▃▄▅▆▇█"
 _COLOURS = {
     "launching": "cyan",
+    "pending": "cyan",
     "starting": "cyan",
     "running": "green",
     "training": "green",
@@ -156,6 +157,8 @@ class StatusView:
         yield _fact("checkpoint", "no joint one yet" if joint is None else f"step {joint.step}, joint", folds)
         for cell in status.cells:
             for note in _notes(cell):
+                if note in status.detail:
+                    continue  # the headline says so
                 yield _fact(short(cell.name, 16), note, folds)
 
 
@@ -176,11 +179,17 @@ def _progress(status: RunStatus, width: int) -> Text:
     from rich.text import Text
 
     said = f"step {'-' if status.step is None else status.step}/{status.steps}"
-    if status.eta_s is not None:
-        said += f"  ETA {duration(status.eta_s)}"
+    said += eta(status)
     room = max(0, min(60, width - len(said) - 2))
     done = round(room * min(1.0, (status.step or 0) / status.steps))
     return Text.assemble(("━" * done, "green"), ("─" * (room - done), "dim"), "  ", said)
+
+
+def eta(status: RunStatus) -> str:
+    """When it is through, or where its budget ends it before that; empty while that is not known."""
+    if status.budget_step is not None:
+        return f"  budget ends it at step {status.budget_step}, in {duration(status.budget_left_s)}"
+    return "" if status.eta_s is None else f"  ETA {duration(status.eta_s)}"
 
 
 def _cells(status: RunStatus, *, wide: bool = False, own: bool = False) -> Table:
@@ -195,7 +204,10 @@ def _cells(status: RunStatus, *, wide: bool = False, own: bool = False) -> Table
     more = numbers[3:] if wide else ()
     own = own and any(cell.steps is not None for cell in status.cells)
     windows = ("window",) if own else ()
-    made = table("cell", "state", "step", *windows, "bits per byte", "tokens/s", *more, right=numbers)
+    never = not any(cell.bits_per_byte for cell in status.cells)
+    by_loss = never and any(cell.loss is not None for cell in status.cells)  # a script that never evaluates
+    bits_or_loss = "loss" if by_loss else "bits per byte"
+    made = table("cell", "state", "step", *windows, bits_or_loss, "tokens/s", *more, right=numbers)
     widest = max(len(_of(cell.steps or status.steps, cell.steps if own else None)) for cell in status.cells)
     for column, least in ((1, 11), (2, widest), (3 + own, 17 if wide else 13)):
         made.columns[column].min_width = least  # so that nothing jumps while the run goes on
@@ -203,6 +215,8 @@ def _cells(status: RunStatus, *, wide: bool = False, own: bool = False) -> Table
     for cell in status.cells:
         colour = SITE_COLOURS[sites.index(cell.site) % len(SITE_COLOURS)]
         bits = _bits(cell.bits_per_byte, 10 if wide else 6)
+        if by_loss:
+            bits = "-" if cell.loss is None else f"{cell.loss:.4f}"
         rounds = [_number(number) for number in (cell.rounds_sent, cell.rounds_late, cell.rounds_skipped)]
         beat = "files" if cell.source == "files" else brief(cell.heartbeat_age_s)
         made.add_row(
@@ -263,6 +277,7 @@ def _rounds(status: RunStatus) -> str:
         return f"the relay is {relay.state}" + (f": {relay.detail}" if relay.detail else "")
     said = f"{relay.rounds_committed} committed"
     said += f", {relay.rounds_empty} empty" if relay.rounds_empty else ""
+    said += " in this attempt" if status.attempt > 1 else ""
     said += f", {relay.rounds_open} open" if relay.rounds_open else ""
     sent = sum(cell.bytes_up or 0 for cell in status.cells)
     return said + (f"; {bytes_text(sent)} sent since the relay started" if sent else "")

@@ -36,6 +36,9 @@ _Misuse: type[Exception] = typer.BadParameter.__bases__[0]
 # No plugin of pydantic is used, and looking for some at every start costs as much as a command may.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
+READER_GONE = 141
+"""As a shell tells of a program that SIGPIPE has ended."""
+
 app = typer.Typer(
     cls=Group,
     name="islandctl",
@@ -57,7 +60,8 @@ def _version(value: bool) -> None:
 
 @app.callback(
     epilog="Exit codes: 0 ok, 1 the run failed, 2 usage or configuration, 3 plan infeasible, 4 preflight failed, "
-    "5 unreachable (state unknown), 6 stopped by budget, 130 detached by Ctrl-C."
+    "5 unreachable (state unknown), 6 stopped by budget, 130 detached by Ctrl-C, "
+    "141 nobody reads the output any more."
 )
 def _root(
     version: Annotated[
@@ -85,22 +89,29 @@ def _run(argv: list[str] | None) -> int:
         sys.stdout.flush()  # here, where a reader that has gone is no fault
         return code
     except IslandError as error:
-        output.error(error)
-        return error.exit_code
+        return _told(error)
     except _Misuse as error:
         return _misused(error)
     except (KeyboardInterrupt, typer.Abort):
         return 130
-    except BrokenPipeError:
-        output.hush()
-        return 1
+    except (BrokenPipeError, SystemExit):  # as in `islandctl logs | head`; typer and rich then want to exit with 1
+        output.hush(sys.stdout, sys.stderr)
+        return READER_GONE
     except Exception as error:
         told = output.border_trouble(error) if isinstance(error, OSError) else None
-        if told is None:  # a fault of ours: say so in one line, keep the rest in a file
-            output.fault(error)
-            return 1
-        output.error(told)
-        return told.exit_code
+        if told is not None:
+            return _told(told)
+        output.fault(error)  # of ours: one line, and a file with the rest
+        return 1
+
+
+def _told(error: IslandError) -> int:
+    """Tell the error, if anybody reads it, and give its exit code."""
+    try:
+        output.error(error)
+    except BrokenPipeError:
+        output.hush(sys.stdout, sys.stderr)
+    return error.exit_code
 
 
 def _misused(error: Any) -> int:
@@ -108,5 +119,5 @@ def _misused(error: Any) -> int:
     said = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "")
     if type(error).__name__ != "NoArgsIsHelpError":
         where = error.ctx.command_path if error.ctx else "islandctl"
-        output.error(UsageError(said[:1].lower() + said[1:], hint=f"{where} --help"))
+        return _told(UsageError(said[:1].lower() + said[1:], hint=f"{where} --help"))
     return UsageError.exit_code

@@ -116,7 +116,7 @@ def plan(
     else:
         from islandctl.cli.plan_view import show
 
-        command = _launch_command(recipe, site or [], out)
+        command = _launch_command(recipe, site or [], out, changed=bool(settings))
         show(made, command=command, settings=tuple(settings or ()), run=from_run)
     if not made.feasible:
         raise InfeasibleError(f"the plan cannot work: {_what_binds(made)}", hint=_what_helps(made))
@@ -246,11 +246,11 @@ def save_plan(plan: Plan, path: Path) -> None:
         ) from error
 
 
-def _launch_command(recipe: Path | None, sites: list[Path], out: Path | None) -> str:
+def _launch_command(recipe: Path | None, sites: list[Path], out: Path | None, *, changed: bool) -> str:
     from shlex import quote
 
     if out is not None:
         return f"islandctl launch {quote(str(out))}"
-    if recipe is None:
+    if recipe is None or changed:  # a launch of the files would not do what was planned here
         return "--out FILE saves it for islandctl launch"
     return " ".join(["islandctl launch", quote(str(recipe)), *(f"--site {quote(str(path))}" for path in sites)])

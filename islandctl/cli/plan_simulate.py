@@ -40,8 +40,9 @@ def show(plan: Plan, played: Simulated) -> None:
     )
     console.print(
         Text(
-            f"a run: {played.failures:,.4g} failures, which take {played.lost_share:.2%} of the cells' time; "
-            f"{played.relay_restarts:,.3g} restarts of the relay"
+            f"a run: {played.failures:,.4g} failures of cells, which take {played.lost_share:.2%} of their time, "
+            f"{played.site_outages:,.3g} outages of whole sites among them; the relay {played.relay_restarts:,.3g} "
+            "times away"
         )
     )
     for words in played.assumptions:

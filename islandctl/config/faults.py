@@ -55,7 +55,7 @@ def _fault(details: ErrorDetails, model: type[BaseModel]) -> Fault:
     path: Path = details["loc"]
     kind, value, context = details["type"], details["input"], details.get("ctx", {})
     if kind == "extra_forbidden":
-        known = list(_model_at(model, path[:-1]).model_fields)
+        known = list(model_at(model, path[:-1]).model_fields)
         meant = nearest_word(str(path[-1]), known)
         advice = f"did you mean '{meant}'?" if meant else f"known here: {', '.join(known)}"
         return Fault(path, f"unknown key '{path[-1]}'; {advice}", at_key=True)
@@ -148,7 +148,7 @@ def wrong_bools(data: Any, value: Any, path: Path = ()) -> list[Fault]:
     return [fault for key, item, typed in pairs for fault in wrong_bools(item, typed, (*path, key))]
 
 
-def _model_at(model: type[BaseModel], path: Path) -> type[BaseModel]:
+def model_at(model: type[BaseModel], path: Path) -> type[BaseModel]:
     """The model that stands at ``path`` inside ``model``."""
     for part in path:
         if isinstance(part, str) and part in model.model_fields:

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from islandctl.config.beside import read_beside, read_bytes
 from islandctl.config.faults import explain, wrong_bools
+from islandctl.config.idle import idle
 from islandctl.config.model import Settings
 from islandctl.config.recipe import Recipe
 from islandctl.config.site import SiteProfile
@@ -62,17 +63,25 @@ def load_recipe(path: str | os.PathLike[str]) -> Loaded[Recipe]:
 
 
 def load_site(path: str | os.PathLike[str]) -> Loaded[SiteProfile]:
-    """Read a site profile. Its relative ssh files are taken from beside the profile.
+    """Read a site profile. Its relative files are taken from beside the profile.
 
     Raises:
         ConfigError: unreadable or wrong; one line for every fault.
     """
     loaded = _load(path, SiteProfile, "site")
     folder = FilePath(path).absolute().parent
-    ssh = loaded.value.ssh
-    files = {key: getattr(ssh, key) for key in ("config", "identity", "known_hosts")}
-    beside = {key: str(folder / name) for key, name in files.items() if name and not name.startswith("~")}
-    site = loaded.value.model_copy(update={"ssh": ssh.model_copy(update=beside)})
+
+    def beside(section: Settings, *keys: str) -> Settings:
+        files = {key: getattr(section, key) for key in keys}
+        found = {key: str(folder / name) for key, name in files.items() if name and not name.startswith("~")}
+        return section.model_copy(update=found)
+
+    site = loaded.value.model_copy(
+        update={
+            "ssh": beside(loaded.value.ssh, "config", "identity", "known_hosts"),
+            "environment": beside(loaded.value.environment, "lock", "wheels"),
+        }
+    )
     return Loaded(site, loaded.path, loaded.text_hash, loaded.places)
 
 
@@ -85,18 +94,20 @@ def _load(path: str | os.PathLike[str], kind: type[T], word: str) -> Loaded[T]:
         line = content[: error.start].count(b"\n") + 1
         raise ConfigError(f"{name}:{line}: not UTF-8 text", hint="save the file as UTF-8") from error
     document = parse(text, name)
+    if not isinstance(document.data, dict):
+        raise ConfigError(
+            f"{name}:1:1: expected keys and values", hint=f"`islandctl schema {word}` shows what belongs in it"
+        )
+    _refuse_the_other_kind(name, document.data, kind)
+    in_vain = list(idle(document.data, kind))
     try:
-        if not isinstance(document.data, dict):
-            raise ConfigError(
-                f"{name}:1:1: expected keys and values", hint=f"`islandctl schema {word}` shows what belongs in it"
-            )
-        _refuse_the_other_kind(name, document.data, kind)
         value = kind.model_validate(document.data)
         faults = wrong_bools(document.data, value)
         cause: ValidationError | None = None
     except ValidationError as error:
         faults = explain(error, kind)
         cause = error
+    faults = [one for one in faults if not any(one.path[: len(each.path)] == each.path for each in in_vain)] + in_vain
     if faults:
         raise ConfigError(
             "\n".join(

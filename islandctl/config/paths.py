@@ -18,6 +18,11 @@ def home() -> Path:
     return Path(override).expanduser() if override else user_state_path("islandctl")
 
 
+def known_hosts() -> Path:
+    """Host keys that were accepted on first contact: for all runs, so that each is asked about once."""
+    return home() / "known_hosts"
+
+
 _PIECE = re.compile(r"(.+?)(?:\.(\d+))?\.log")
 
 
@@ -40,7 +45,6 @@ class RunFolder:
 
     run.json        the record: plan, who runs where, attempt
     plan.json       the frozen plan
-    known_hosts     host keys accepted for this run
     secrets/        0600: relay key, certificate and tokens
     relay/          the relay's data, when it runs here (its supervisor's folder is relay/node-0)
     tunnels/        one supervisor folder a tunnel
@@ -50,7 +54,6 @@ class RunFolder:
         self.root = root
         self.record = root / "run.json"
         self.plan = root / "plan.json"
-        self.known_hosts = root / "known_hosts"
         self.secrets = root / "secrets"
         self.relay = root / "relay"
         self.tunnels = root / "tunnels"
@@ -68,6 +71,7 @@ class CellFolder:
 
     cell.json       the CellJob
     token, ca.pem   0600: the cell's key to the relay, the relay's certificate
+    secrets.json    0600: the variables of worker.secrets
     metrics.jsonl   one line a step, evaluation or exchange (written by rank 0)
     journal.jsonl   rounds that were resolved at another step than the planned one
     script/         the user's own script, where one trains
@@ -83,6 +87,7 @@ class CellFolder:
         self.job = root / "cell.json"
         self.token = root / "token"
         self.ca = root / "ca.pem"
+        self.secrets = root / "secrets.json"
         self.metrics = root / "metrics.jsonl"
         self.journal = root / "journal.jsonl"
         self.outcome = root / "outcome.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import Annotated, Literal
 
@@ -10,11 +11,12 @@ from pydantic import Field, field_validator, model_validator
 from islandctl.config.budget import Budget
 from islandctl.config.exchange import Exchange
 from islandctl.config.model import Name, Settings
-from islandctl.config.site import Bandwidth, RoundTrip, checked_address
+from islandctl.config.site import Bandwidth, RoundTrip, checked_address, checked_secrets
 from islandctl.config.units import Bytes, Deadline, Share, Size, Steps
 
 STDLIB = "python-stdlib"
 """The word for the Python library's own sources, found on every machine."""
+_SECRET = re.compile("(^|_)(API_?KEY|ACCESS_KEY|SECRET_?KEY|TOKEN|SECRET|PASSWORD|PASSWD)$", re.IGNORECASE)
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -119,23 +121,6 @@ class Optimizer(Settings):
     momentum: Beta | None = None
     """Only ``muon``: of its matrices; betas are for the rest. Left out: 0.95."""
 
-    @model_validator(mode="after")
-    def _keys_fit_the_kind(self) -> Optimizer:
-        for key, kinds in _ONLY_FOR.items():
-            if getattr(self, key) is not None and self.kind not in kinds:
-                raise self.contradiction(f"'{key}' is only for kind: {' or '.join(kinds)}, not {self.kind}", key)
-        return self
-
-
-_ONLY_FOR = {
-    "refresh": ("shampoo", "soap"),
-    "factor_beta": ("shampoo", "soap"),
-    "block": ("shampoo",),
-    "damping": ("shampoo",),
-    "graft": ("shampoo",),
-    "momentum": ("muon",),
-}
-
 
 class Schedule(Settings):
     """The learning rate over the steps: linear warm-up, then decay to ``final`` times the peak."""
@@ -195,7 +180,8 @@ class CheckpointRecipe(Settings):
     """Steps."""
     keep: int = Field(default=2, ge=1)
     """Joint checkpoints kept, at least two, so that one damaged file is not the end. While another cell is away, as
-    many of those that no other cell has are kept beside them."""
+    many of those that no other cell has are kept beside them; while the relay is away, as many of those that it has
+    not heard of, and one more."""
 
 
 class Evaluation(Settings):
@@ -265,8 +251,8 @@ class WorkerRecipe(Settings):
     is the interpreter of the site. The script calls `islandctl.attach`; see docs/attach.md. Left out: the built-in
     training."""
     files: tuple[str, ...] = ()
-    """Files and folders beside the recipe that the script needs, itself included. Text, at most 1 MiB in all: they
-    travel with the plan to every node."""
+    """Files and folders beside the recipe that the script needs, itself included; at most 16 MiB in all: they travel
+    with the plan to every node. Of a folder in a git repository all that git does not ignore, committed or not."""
     parameters: int | None = Field(default=None, ge=1)
     """How many parameters the script's model has. Left out: the plan cannot tell what the links carry."""
     restart: Restart = Restart()
@@ -274,7 +260,12 @@ class WorkerRecipe(Settings):
     logs: Size = Field(default=256 * 2**20, ge=4096)
     """What is kept of each rank's log, in four pieces: the oldest is removed when a fifth begins."""
     env: dict[str, str] = Field(default_factory=dict)
-    """Extra environment variables."""
+    """Extra environment variables. They are kept with plan and record: no secrets."""
+    secrets: tuple[str, ...] = ()
+    """Names of this machine's environment variables that the workers need (`WANDB_API_KEY`). Their values are sent
+    apart, to files that only you can read, and are kept nowhere else."""
+
+    _names = field_validator("secrets")(checked_secrets)
 
     @field_validator("command", mode="before")
     @classmethod
@@ -307,6 +298,15 @@ class WorkerRecipe(Settings):
     def _consistent(self) -> WorkerRecipe:
         if self.command is None and (self.files or self.parameters):
             raise self.contradiction("belongs to a command", "files", "parameters")
+        for name in self.env:
+            if name in self.secrets:
+                raise self.contradiction(f"{name} is listed in worker.secrets as well", "env")
+            if _SECRET.search(name):
+                raise self.contradiction(
+                    f"{name} looks like a secret, and worker.env is kept with plan and record; export it here and "
+                    "list its name in worker.secrets",
+                    "env",
+                )
         return self
 
 

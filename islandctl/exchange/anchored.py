@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from islandctl.exchange.feedback import left_out, owed
 from islandctl.exchange.fragments import Chunk
 from islandctl.exchange.outer import Average, OuterState, outer_optimizer, weighted_mean
 from islandctl.exchange.rounds import Rounds
@@ -57,7 +58,7 @@ class Anchored(Rounds[AnchorState, Prepared]):
         for c, value in vectors.items():
             delta = torch.sub(state.anchor[c], value)
             moved += float(torch.dot(delta, delta))
-            vectors[c] = torch.add(delta, state.residual[c].mul(self._settings.beta))
+            vectors[c] = owed(delta, state.residual[c], self._settings.beta)
         self._norm(p, moved)
         return vectors
 
@@ -152,7 +153,7 @@ class Anchored(Rounds[AnchorState, Prepared]):
             if mine is None or self._schedule.is_seed(mine.window):
                 state.residual[c] = torch.zeros_like(result.anchor)
             else:
-                left = torch.sub(mine.vector[c], result.own)
+                left = left_out(mine.vector[c], result.own)
                 if self._settings.apply == "blend":  # the value still holds the share alpha of what was owed, whole
                     alpha = self._settings.alpha
                     left = torch.add(left.mul(1 - alpha), state.residual[c].mul(alpha))
@@ -219,8 +220,8 @@ class Anchored(Rounds[AnchorState, Prepared]):
     def _measure(self, p: int, results: dict[int, Prepared], vectors: dict[int, Tensor]) -> None:
         sums = [0.0] * 5
         for c, result in results.items():
-            owed, left = vectors[c], self.states[p].residual[c]
-            of_chunk = (result.own_square, result.mean_square, result.own_mean, torch.dot(owed, owed).item(),
+            vector, left = vectors[c], self.states[p].residual[c]
+            of_chunk = (result.own_square, result.mean_square, result.own_mean, torch.dot(vector, vector).item(),
                         torch.dot(left, left).item())  # fmt: skip
             sums = [total + value for total, value in zip(sums, of_chunk, strict=True)]
         own, mean, product, owed_square, left_square = self._ranks.sum(sums)

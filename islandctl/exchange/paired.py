@@ -18,6 +18,7 @@ from torch import Tensor
 
 from islandctl.errors import DivergenceError
 from islandctl.exchange import mixing
+from islandctl.exchange.feedback import left_out
 from islandctl.exchange.fragments import Chunk
 from islandctl.exchange.rounds import Rounds
 from islandctl.exchange.state import Flight, PairState, base_hash
@@ -174,7 +175,7 @@ class Paired(Rounds[PairState, Mixed]):
             if mine is None or last:
                 state.residual[bit][c] = torch.zeros_like(result.own)
             else:
-                state.residual[bit][c] = torch.sub(mine.vector[c], result.own)
+                state.residual[bit][c] = left_out(mine.vector[c], result.own)
         if mine is None or last:  # nothing was trained since the packet: both partners end with the same bits
             for name, middle in self._shards.scatter(fragment, state.reference[bit]):
                 self._shards.local(name).copy_(middle)

@@ -25,6 +25,8 @@ class Walk:
         self._progress = progress
         self._journal = journal
         self._attempt = attempt
+        self._counted: int | None = None
+        """Rounds that had counted this cell when it had last walked; None: it never has."""
 
     def needed(self, head: int) -> bool:
         """Whether the others went on without this cell, as far as entry ``head``."""
@@ -60,6 +62,7 @@ class Walk:
             key=lambda each: progress.rounds.order(each[0]),
         )
         todo = [(commit, p) for commit, p in todo if commit.seq <= head]
+        before_this = progress.rounds.metrics.rounds_applied
         began, missed = progress.step, sum(progress.rounds.missed(commit) for commit, _ in todo)
         dropped = [0] * len(progress.rounds.states)
         for commit, p in todo:
@@ -70,6 +73,10 @@ class Walk:
                 dropped[p] += before - progress.rounds.states[p].tokens
             progress.put_forward(progress.rounds.step_of(commit) - progress.step)
         progress.put_forward(min(progress.first_open_step() - 1, progress.schedule.steps) - progress.step)
+        counted, self._counted = self._counted, progress.rounds.metrics.rounds_applied
+        if counted == before_this:  # no round has counted it since: the others went on while it walked
+            log.info("step %d: the others had gone on; took over %d rounds more", progress.step, len(todo))
+            return True
         log.warning(
             "rejoined at step %d, from step %d: took over %d rounds, %d of them without this cell. What was sent "
             "counts and is not sent again; what this cell trained and no round counted is dropped, in its present "

@@ -34,7 +34,7 @@ def connect(
     """A live connection to one host of a site; ``host`` is as written in the profile (local sites: anything).
 
     Args:
-        known_hosts: the run's own file; read, and added to when a new key is accepted.
+        known_hosts: islandctl's own file; read, and added to when a new key is accepted.
         on_message: called with a line for the person, for example a new host key's fingerprint.
         bastions: connections to jump hosts to share between hosts.
         ask: puts a question to the person, for the policy ``ask``; None: there is nobody to ask.

@@ -93,7 +93,7 @@ class HostKeys:
     """The policy of one site: which files are believed, and what happens with a key that nobody knows.
 
     Args:
-        own: the run's known_hosts file; keys accepted on first contact are added to it.
+        own: islandctl's known_hosts file; keys accepted on first contact are added to it.
         policy: ``ssh.host_keys`` of the profile.
         on_message: called with one line for the person.
         ask: puts a question to the person; None: there is nobody to ask.

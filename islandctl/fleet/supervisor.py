@@ -431,6 +431,13 @@ def loss_kind(state: dict[str, Any]) -> str:
     return NODE_LOST if state.get("boot_id") != boot_id() else CRASH
 
 
+def budget_left_s(folder: str) -> float | None:
+    """What is left of the budget of the job kept in ``folder``; None: it has none."""
+    budget = (read_json(os.path.join(folder, "job.json")) or {}).get("budget_s")
+    used = (read_json(os.path.join(folder, "used.json")) or {}).get("seconds", 0.0)
+    return None if budget is None else max(0.0, float(budget) - float(used))
+
+
 def states(folders: list[str]) -> list[dict[str, Any]]:
     """What the supervisors of these folders do; the keys are those of ``SupervisorState``."""
     answers: list[dict[str, Any]] = []
@@ -444,6 +451,7 @@ def states(folders: list[str]) -> list[dict[str, Any]]:
             for key in ("state", "restarts", "child_pid", "supervisor_pid", "since", "last", "last_kind")
         }
         answer["beat_age_s"] = max(0.0, time.time() - state.get("beat", 0.0))
+        answer["budget_left_s"] = budget_left_s(folder)
         if state["state"] in LIVE and not lives(state):
             # Its last word counts, also where a full disk left no room to tell the state after it.
             answer["state"] = "ended" if os.path.exists(os.path.join(folder, "exit.json")) else "lost"
@@ -889,7 +897,10 @@ class Supervisor:
         if first is not None:
             why.update(cause=story(first, len(self.job.get("ranks") or [0]) - 1))
             why.update({key: first.get(key) for key in ("code", "signal", "rank")})
-        if said.get("outcome") == "failed" and not (said.get("kind") == PEER_LOST and why["signal"]):
+        # What another rank says beside one that was killed is only what it saw of that.
+        witness = first is not None and first.get("signal") in CULPRITS and said.get("rank") != first["rank"]
+        witness = witness or (said.get("kind") == PEER_LOST and why["signal"] is not None)
+        if said.get("outcome") == "failed" and not witness:
             why.update(cause=said.get("reason") or why["cause"], rank=said.get("rank"))
             why.update(kind=said.get("kind") or CRASH)
         elif self.hung:
@@ -1012,7 +1023,7 @@ def start(folder: str, python: str) -> dict[str, Any]:
     env.update({MARK: job["mark"], JOB: job["name"]})
     with open(os.path.join(folder, "logs", "supervisor.log"), "ab") as log:
         child = subprocess.Popen(
-            [python, os.path.abspath(__file__), "keep", folder],
+            [python, "-S", os.path.abspath(__file__), "keep", folder],  # it needs no packages, and starts sooner
             cwd="/",
             env=env,
             stdin=subprocess.DEVNULL,

@@ -156,7 +156,7 @@ def _candidates(case: Case, plan: Plan, binding: Constraint) -> Iterator[tuple[s
         case "WAN in a window":
             yield from _link_settings(case)
         case "space for checkpoints":
-            yield "checkpoint.keep", list(range(recipe.checkpoint.keep - 1, 0, -1))
+            yield "checkpoint.keep", list(range(recipe.checkpoint.keep - 1, 1, -1))
             yield f"{site}.storage.free", [f"{binding.need * times / 1e12:.3g} TB" for times in (1.02, 1.1)]
 
 

@@ -17,6 +17,11 @@ RELAY_DAYS = 30.0
 """Between two restarts of the relay (assumption)."""
 RELAY_AWAY_S = 20.0
 """Until it answers again: the middle (assumption)."""
+REGION_DAYS = 60.0
+"""Between two outages of the place where the relay stands, if that is no site of the run (assumption, as
+``failures.site``)."""
+REGION_AWAY_S = 3600.0
+"""Until it is back: the middle (assumption)."""
 SIGMA = math.log(3) / 1.2816
 """Of the lognormal durations: one in ten takes three times the middle."""
 POOL = 8191
@@ -29,6 +34,8 @@ WORDS = (
     f"links at {LINK_SHARES[0]:.0%} to {LINK_SHARES[1]:.0%} of their bandwidth, another share each window",
     f"the relay is started anew once in {RELAY_DAYS:.0f} days and away for {RELAY_AWAY_S:.0f} s; one in ten for "
     "three times as long",
+    "an outage of a site takes all its cells at once, and the relay if it stands there; any other place of the relay "
+    f"has one in {REGION_DAYS:.0f} days, of {REGION_AWAY_S / 3600:.0f} h",
 )
 """The assumptions, for people."""
 

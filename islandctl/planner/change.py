@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
-from islandctl.config.faults import explain, nearest_word
+from islandctl.config.faults import dotted_path, explain, model_at, nearest_word
+from islandctl.config.idle import idle
 from islandctl.config.load import Loaded
 from islandctl.config.model import Settings
 from islandctl.config.recipe import Recipe
 from islandctl.config.site import SiteProfile
-from islandctl.errors import UsageError
+from islandctl.config.text import parse
+from islandctl.errors import ConfigError, UsageError
 from islandctl.planner.from_run import Shown
 
 T = TypeVar("T", bound=Settings)
@@ -46,17 +48,17 @@ class Case:
         Raises:
             UsageError: no such key, or a value that is not possible there.
         """
-        of_recipe: list[tuple[str, Any]] = []
-        of_site: list[list[tuple[str, Any]]] = [[] for _ in self.sites]
+        of_recipe: list[_Setting] = []
+        of_site: list[list[_Setting]] = [[] for _ in self.sites]
         for path, value in settings:
             first, _, rest = path.partition(".")
             if rest and (first == EVERY_SITE or any(site.value.name == first for site in self.sites)):
                 for site, own in zip(self.sites, of_site, strict=True):
                     if first in (EVERY_SITE, site.value.name):
-                        own.append((rest, value))
+                        own.append(_Setting(path, rest, value))
             else:
                 self._refuse_unknown(path)
-                of_recipe.append((path, value))
+                of_recipe.append(_Setting(path, path, value))
         sites = [_with(site, own) for site, own in zip(self.sites, of_site, strict=True)]
         return Case(_with(self.recipe, of_recipe), sites, self.shown)
 
@@ -86,8 +88,17 @@ class Case:
         return _look(self.recipe.value.model_dump(mode="json"), path)
 
 
-def parse_setting(text: str) -> tuple[str, str]:
-    """``path=value``.
+class _Setting(NamedTuple):
+    """One change, as it was typed and inside its file."""
+
+    typed: str
+    path: str
+    value: Any
+    """None: the key is left out."""
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """``path=value``; a list as in YAML, ``betas=[0.9, 0.95]``; ``null`` leaves the key out.
 
     Raises:
         UsageError: not of this form.
@@ -95,29 +106,47 @@ def parse_setting(text: str) -> tuple[str, str]:
     path, equals, value = text.partition("=")
     if not equals or not path.strip() or not value.strip():
         raise UsageError(f"--set {text}: expected PATH=VALUE", hint="for example --set exchange.overlap=8")
-    return path.strip(), value.strip()
+    if value.strip().startswith("["):
+        try:
+            return path.strip(), parse(value.strip(), f"--set {path.strip()}").data
+        except ConfigError as error:
+            raise UsageError(error.message, hint='a list is written as in YAML: [0.9, 0.95], ["*.router"]') from error
+    return path.strip(), None if value.strip() in ("null", "~") else value.strip()
 
 
-def _with(loaded: Loaded[T], settings: Sequence[tuple[str, Any]]) -> Loaded[T]:
+def _with(loaded: Loaded[T], settings: Sequence[_Setting]) -> Loaded[T]:
     if not settings:
         return loaded
     data = loaded.value.model_dump(mode="json", exclude_unset=True)
-    for path, value in settings:
+    for typed, path, value in settings:
         *sections, last = path.split(".")
         inner = data
         for key in sections:
             inner = inner.setdefault(key, {})
             if not isinstance(inner, dict):
                 raise UsageError(
-                    f"--set {path}: {key} has no keys of its own", hint="`islandctl schema` lists the keys"
+                    f"--set {typed}: {key} has no keys of its own", hint="`islandctl schema` lists the keys"
                 )
         both = sections[-1:] == ["wan"] and last == BOTH_WAYS
-        inner.update({"up": value, "down": value} if both else {last: value})
+        if value is None and not both and last not in model_at(type(loaded.value), tuple(sections)).model_fields:
+            raise UsageError(
+                f"--set {typed}=null: there is no key '{last}'", hint="`islandctl schema` lists the keys"
+            )
+        for name in ("up", "down") if both else (last,):
+            inner[name] = value
+            if value is None:
+                del inner[name]
     kind = type(loaded.value)
+    for fault in idle(data, kind):  # what lay idle before, or does beside what is set now, is no fault of a what-if
+        for typed, path, value in settings:
+            if f"{path}.".startswith(f"{dotted_path(fault.path)}."):
+                raise UsageError(
+                    f"--set {typed}={value}: {fault.cause}", hint="set the key that it belongs to as well"
+                )
     try:
         return dataclasses.replace(loaded, value=kind.model_validate(data))
     except ValidationError as error:
-        said = ", ".join(f"{path}={value}" for path, value in settings)
+        said = ", ".join(f"{one.typed}={'null' if one.value is None else one.value}" for one in settings)
         word = "recipe" if kind is Recipe else "site"
         raise UsageError(
             f"--set {said}: {explain(error, kind)[0]}", hint=f"`islandctl schema {word}` lists every key"

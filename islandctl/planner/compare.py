@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Literal
 
 from islandctl.config.load import Loaded
 from islandctl.config.model import Model
-from islandctl.config.site import SiteProfile
+from islandctl.config.site import Purchase, SiteProfile
 from islandctl.errors import UsageError
 from islandctl.planner.catalogue import accelerator
 from islandctl.planner.change import Case
@@ -45,6 +46,9 @@ class Way(Model):
     fixed_usd_per_month: float
     """Whether it is used or not: people, power of idle machines. Capital is not in it."""
     written_off_usd_per_month: float
+    """Of the capital, with interest and less what the machines fetch at the end."""
+    interest_usd_per_month: float
+    """Of the first month, on the whole capital."""
     used_usd_per_hour: float
     """Beyond that while it is used: rent, egress, power."""
     continuous: Use
@@ -70,9 +74,9 @@ class Compared(Model):
 
 ALONE = (
     ("exchange.mode", "none"),
-    ("exchange.pace", "equal"),
+    ("exchange.pace", None),
     ("exchange.pace_bound", None),
-    ("exchange.warmup", 0),
+    ("exchange.warmup", None),
 )
 """What a recipe for several cells says otherwise for one by itself."""
 
@@ -143,20 +147,39 @@ def _own(case: Case, planned: Callable[[Case], Plan], share: float) -> Way | Non
     plan = planned(case.changed_together(changes))
     if plan.cost_per_hour is None:
         return None
-    capital = written_off = fixed = power = 0.0
+    capital = written_off = fixed = power = interest = 0.0
     for site in bought:
         one = site.value.purchase
         assert one is not None
         price = one.gpu * (site.value.gpu.count - one.owned)
         load = _watts(site) * site.value.gpu.count / 1000 * one.pue * one.power_price
-        capital, written_off = capital + price, written_off + price / (12 * one.years)
+        capital, written_off = capital + price, written_off + monthly(price, one)
+        interest += price * _a_month(one)
         fixed += one.admin_hours * one.admin_rate + MONTH_HOURS * IDLE_SHARE * load
         power += (1 - IDLE_SHARE) * load
     owned = any(site.value.purchase and site.value.purchase.owned for site in bought)
     return _way(
         plan, "expand" if owned else "own", share, used=plan.cost_per_hour.value + power, fixed=fixed,
-        capital=capital, written_off=written_off,
+        capital=capital, written_off=written_off, interest=interest,
     )  # fmt: skip
+
+
+def _a_month(purchase: Purchase) -> float:
+    """Interest of a month, as a share."""
+    return float((1 + purchase.interest) ** (1 / 12) - 1)
+
+
+def monthly(price: float, purchase: Purchase) -> float:
+    """What is written off a month: equal sums over the years, with interest worth the price less the resale.
+
+    Args:
+        price: US$, paid at the beginning.
+    """
+    months, rate = 12 * purchase.years, _a_month(purchase)
+    if rate == 0:
+        return price * (1 - purchase.resale) / months
+    left = purchase.resale * (1 + rate) ** -months
+    return float(price * (1 - left) * rate / (1 - (1 + rate) ** -months))
 
 
 def _watts(site: Loaded[SiteProfile]) -> float:
@@ -180,6 +203,7 @@ def _way(
     fixed: float = 0.0,
     capital: float = 0.0,
     written_off: float = 0.0,
+    interest: float = 0.0,
 ) -> Way:
     speed, duration = plan.totals.tokens_per_s, plan.totals.duration
     tokens_per_s = None if speed is None else speed.value
@@ -201,10 +225,21 @@ def _way(
         capital_usd=capital,
         fixed_usd_per_month=fixed,
         written_off_usd_per_month=written_off,
+        interest_usd_per_month=interest,
         used_usd_per_hour=used,
         continuous=use(1.0),
         seasonal=use(share),
     )
+
+
+def paid_back(capital: float, saved: float, interest: float) -> float | None:
+    """Months until ``saved`` a month has paid the capital back with its interest (of the first month, on all of it).
+    None: never."""
+    if saved <= interest:
+        return None
+    if interest == 0:
+        return capital / saved
+    return -math.log1p(-interest / saved) / math.log1p(interest / capital)
 
 
 def _against(own: Way, rent: Way, share: float) -> Way:
@@ -213,7 +248,7 @@ def _against(own: Way, rent: Way, share: float) -> Way:
 
     def months(of_hours: float) -> float | None:
         saved = MONTH_HOURS * of_hours * cheaper_per_hour - own.fixed_usd_per_month
-        return own.capital_usd / saved if saved > 0 else None
+        return paid_back(own.capital_usd, saved, own.interest_usd_per_month)
 
     from_use = None
     if cheaper_per_hour > 0:

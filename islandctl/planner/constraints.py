@@ -139,7 +139,7 @@ def _free_space(setting: Setting, name: str, checkpoint: float) -> Constraint | 
     free = setting.sites[name].storage.free
     if free is None:
         return None
-    keep, cells = setting.recipe.checkpoint.keep, setting.cells_on[name]
+    keep, cells = max(2, setting.recipe.checkpoint.keep), setting.cells_on[name]
     return Constraint(
         name="space for checkpoints", place=f"site {name}", need=checkpoint * (keep + 1) * cells, has=free, unit="B",
         formula=f"{keep} kept and one being written, of {cells} cells",

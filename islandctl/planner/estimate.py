@@ -16,7 +16,7 @@ from islandctl.planner.layout import Layout
 from islandctl.planner.pace import window_figures
 from islandctl.planner.parameters import Counts
 from islandctl.planner.plan import CellEstimate, CellPlan, Figure, scaled
-from islandctl.planner.schedule import Runner, play
+from islandctl.planner.schedule import Runner, alone_s, play
 
 
 class Setting(Model):
@@ -191,7 +191,8 @@ def shares(
     coding: float = 0.0,
     bytes_per_s: float | None = None,
 ) -> list[float]:
-    """Each cell's share of the time in which it trains. Every step time is known.
+    """Each cell's share of the time in which it trains. Every step time is known. Where a run has shown how long a
+    round takes (``measured.exchange``), all of it takes as much longer or shorter.
 
     Args:
         step: which end of the step's range.
@@ -204,13 +205,16 @@ def shares(
     runners = []
     for cell, estimate in zip(setting.cells, estimates, strict=True):
         link = setting.links[cell.name]
+        seen = setting.sites[cell.site].measured.exchange if bytes_per_s is None else None
+        usual = alone_s(max(sizes), setting.partners, link.up_bytes_per_s, link.down_bytes_per_s, link.rtt_s)
+        reached = of_bandwidth if seen is None else usual / seen
         runners.append(
             Runner(
                 step_s=getattr(estimate.run_step, step),
-                up_bytes_per_s=(bytes_per_s or link.up_bytes_per_s) * of_bandwidth,
-                down_bytes_per_s=(bytes_per_s or link.down_bytes_per_s) * of_bandwidth,
-                rtt_s=link.rtt_s,
-                code_s=coding * per_byte / cell.num_ranks,
+                up_bytes_per_s=(bytes_per_s or link.up_bytes_per_s) * reached,
+                down_bytes_per_s=(bytes_per_s or link.down_bytes_per_s) * reached,
+                rtt_s=link.rtt_s if seen is None else link.rtt_s / reached,
+                code_s=coding * per_byte / cell.num_ranks if seen is None else 0.0,
             )
         )
     return play(setting.recipe.exchange, sizes, runners).computing

@@ -113,9 +113,10 @@ def storage_finding(recipe: Recipe, checkpoint: float, site: SiteProfile, cells_
             else f"{missing} is not known: whether checkpoints fit is left out",
             hint=f"give {missing} in the profile",
         )
-    need = checkpoint * (recipe.checkpoint.keep + 1) * cells_on_site
+    keep = max(2, recipe.checkpoint.keep)  # as the worker has it
+    need = checkpoint * (keep + 1) * cells_on_site
     text = (
-        f"checkpoints: {recipe.checkpoint.keep} kept and one being written need {bytes_text(need)}, "
+        f"checkpoints: {keep} kept and one being written need {bytes_text(need)}, "
         f"{bytes_text(site.storage.free)} are free"
     )
     if need > site.storage.free:

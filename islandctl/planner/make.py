@@ -24,6 +24,7 @@ from islandctl.planner.estimate import Setting, estimates, resolve, shares
 from islandctl.planner.feed import feed_finding
 from islandctl.planner.fragments import fragment_sizes, unused_pattern
 from islandctl.planner.from_run import Shown, adopted
+from islandctl.planner.jobs import job_findings
 from islandctl.planner.limits import not_yet
 from islandctl.planner.pace import pace_finding, with_own_steps
 from islandctl.planner.parameters import parameters
@@ -156,7 +157,7 @@ def _plan(case: Case) -> tuple[Plan, Setting]:
     plan = plan.model_copy(update={"balance": _balance(setting, estimated), "relay_places": _places(setting)})
     found = [*_findings(plan, setting), *cost_finding(list(known.values()))]
     found += [finding] if (finding := budget_finding(plan)) else []
-    found += not_yet(plan)
+    found += [*not_yet(plan), *job_findings(plan)]
     feasible = all(finding.level != "fail" for finding in found)
     return plan.model_copy(update={"findings": judge.merged(found), "feasible": feasible}), setting
 
@@ -176,7 +177,7 @@ def _findings(plan: Plan, setting: Setting) -> list[Finding]:
     found += [
         judge.deadline_finding(recipe, setting.fragments, setting.links),
         pace_finding(recipe.exchange, plan.estimates),
-        balance_finding(plan.balance, two_site=recipe.exchange.mode == "two-site"),
+        balance_finding(plan.balance),
         relay_finding(plan.relay_places),
         judge.checkpoint_finding(recipe, plan.totals),
         judge.tunnel_finding(recipe, plan.sites),
@@ -190,22 +191,12 @@ def _cells_on_node(setting: Setting, cell: CellPlan) -> int:
 
 
 def _balance(setting: Setting, estimated: Sequence[CellEstimate]) -> tuple[CellShare, ...]:
-    """Batches with which all cells end together; none where a step is unknown, or measured for one batch only."""
+    """Steps a window with which all cells end together; none where a step is unknown."""
     steps_s = [one.step.value for one in estimated if one.step is not None]
-    recipe, sites = setting.recipe, setting.sites
-    if len(steps_s) < max(2, len(estimated)) or len(steps_s) > MOST_CELLS or recipe.exchange.pace == "measured":
+    exchange = setting.recipe.exchange
+    if len(steps_s) < max(2, len(estimated)) or len(steps_s) > MOST_CELLS or exchange.pace == "measured":
         return ()
-    if any(site.measured.step is not None for site in sites.values()):
-        return ()
-
-    def planned(cell: CellPlan, batch: int) -> float:
-        training = recipe.training.model_copy(update={"batch": batch})
-        other = recipe.model_copy(update={"training": training})
-        step = speed.step_time(other, setting.counts, sites[cell.site], setting.accelerators[cell.site], cell)
-        assert step is not None
-        return step.value
-
-    return balanced(setting.cells, steps_s, batch=recipe.training.batch, exchange=recipe.exchange, planned=planned)
+    return balanced(setting.cells, steps_s, exchange)
 
 
 def _places(setting: Setting) -> tuple[RelayPlace, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -12,8 +14,12 @@ from islandctl.config.recipe import ModelRecipe
 Kind = Literal["embedding", "attention", "norm", "router", "ffn", "head"]
 
 
+FEW: tuple[Kind, ...] = ("norm", "router", "embedding")
+"""Kinds that travel as bf16 whatever the codec."""
+
+
 class Tensor(Model):
-    """Parameters of one shape."""
+    """Parameters of one kind and shape."""
 
     kind: Kind
     shape: tuple[int, ...]
@@ -23,10 +29,7 @@ class Tensor(Model):
     @property
     def values(self) -> int:
         """Of all of them."""
-        size = self.number
-        for length in self.shape:
-            size *= length
-        return size
+        return self.number * math.prod(self.shape)
 
 
 class Counts(Model):
@@ -55,24 +58,46 @@ def kv_width(model: ModelRecipe) -> int:
     return model.width // model.heads * (model.kv_heads or model.heads)
 
 
+Shapes = dict[str, tuple[Kind, tuple[int, ...]]]
+
+
+def of_block(model: ModelRecipe) -> Shapes:
+    """The worker's parameters of one block by name; the feed-forward of a mixture is stacked, experts first."""
+    width, hidden, key = model.width, model.hidden, kv_width(model)
+    experts = (model.experts,) if model.experts else ()
+    weight = "" if model.experts else ".weight"  # the experts' matrices are stacked, a dense layer's are modules
+    found: Shapes = {
+        "attention_norm.weight": ("norm", (width,)),
+        "attention.q.weight": ("attention", (width, width)),
+        "attention.k.weight": ("attention", (key, width)),
+        "attention.v.weight": ("attention", (key, width)),
+        "attention.o.weight": ("attention", (width, width)),
+        "ffn_norm.weight": ("norm", (width,)),
+        f"ffn.gate{weight}": ("ffn", (*experts, width, hidden)),
+        f"ffn.up{weight}": ("ffn", (*experts, width, hidden)),
+        f"ffn.down{weight}": ("ffn", (*experts, hidden, width)),
+    }
+    if model.experts:
+        found["ffn.router.weight"] = ("router", (model.experts, width))
+    return found
+
+
+def of_none(model: ModelRecipe) -> Shapes:
+    """Those in no block."""
+    return {
+        "embedding.weight": ("embedding", (model.vocabulary, model.width)),
+        "head.weight": ("head", (model.vocabulary, model.width)),
+        "norm.weight": ("norm", (model.width,)),
+    }
+
+
 @lru_cache(maxsize=64)
 def tensors(model: ModelRecipe) -> tuple[Tensor, ...]:
-    """The worker's parameters by shape; the feed-forward of a mixture is stacked, experts first."""
-    return tuple(_tensors(model))
-
-
-def _tensors(model: ModelRecipe) -> Iterator[Tensor]:
-    width, hidden, layers = model.width, model.hidden, model.layers
-    experts = (model.experts,) if model.experts else ()
-    yield Tensor(kind="embedding", shape=(model.vocabulary, width), number=1)
-    yield Tensor(kind="attention", shape=(width, width), number=2 * layers)
-    yield Tensor(kind="attention", shape=(kv_width(model), width), number=2 * layers)
-    yield Tensor(kind="norm", shape=(width,), number=2 * layers + 1)
-    if model.experts:
-        yield Tensor(kind="router", shape=(model.experts, width), number=layers)
-    yield Tensor(kind="ffn", shape=(*experts, width, hidden), number=2 * layers)
-    yield Tensor(kind="ffn", shape=(*experts, hidden, width), number=layers)
-    yield Tensor(kind="head", shape=(model.vocabulary, width), number=1)
+    """The worker's parameters by kind and shape."""
+    found = Counter(of_none(model).values())
+    for one, number in Counter(of_block(model).values()).items():
+        found[one] += number * model.layers
+    return tuple(Tensor(kind=kind, shape=shape, number=number) for (kind, shape), number in found.items())
 
 
 def parameters(model: ModelRecipe) -> Counts:
@@ -118,24 +143,9 @@ class NamedParameter(NamedTuple):
 
 def named_parameters(model: ModelRecipe) -> Iterator[NamedParameter]:
     """All of them: block by block, then what is in none, the largest first."""
-    width, key, matrix = model.width, kv_width(model), (model.experts or 1) * model.width * model.hidden
-    weight = "" if model.experts else ".weight"  # the experts' matrices are stacked, a dense layer's are modules
-    of_block = {
-        "attention_norm.weight": (width, True),
-        "attention.q.weight": (width * width, False),
-        "attention.k.weight": (width * key, False),
-        "attention.v.weight": (width * key, False),
-        "attention.o.weight": (width * width, False),
-        "ffn_norm.weight": (width, True),
-        f"ffn.gate{weight}": (matrix, False),
-        f"ffn.up{weight}": (matrix, False),
-        f"ffn.down{weight}": (matrix, False),
-    }
-    if model.experts:
-        of_block["ffn.router.weight"] = (width * model.experts, True)
+    block = [(name, math.prod(shape), kind in FEW) for name, (kind, shape) in of_block(model).items()]
     for layer in range(model.layers):
-        for name, (values, few) in of_block.items():
+        for name, values, few in block:
             yield NamedParameter(f"blocks.{layer}.{name}", values, few, layer)
-    yield NamedParameter("embedding.weight", model.vocabulary * width, True, None)
-    yield NamedParameter("head.weight", model.vocabulary * width, False, None)
-    yield NamedParameter("norm.weight", width, True, None)
+    for name, (kind, shape) in of_none(model).items():
+        yield NamedParameter(name, math.prod(shape), kind in FEW, None)

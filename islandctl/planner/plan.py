@@ -179,12 +179,8 @@ class CellShare(Model):
     """What one of several unequal cells would take on, for all to end a window together."""
 
     cell: Name
-    batch: int
-    """Sequences a step; all cells' together as many as before."""
-    step_s: float
-    """With this batch, planned again."""
     steps: int
-    """In place of another batch: its own steps a window, as ``exchange.pace: measured`` has them."""
+    """Its own steps a window, as ``exchange.pace: measured`` has them."""
 
 
 class RelayPlace(Model):

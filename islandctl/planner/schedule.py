@@ -102,6 +102,11 @@ def _pairing(exchange: Exchange, window: int, fragment: int, num_cells: int) -> 
     return 1 << Pairing(num_cells).bit(fragment, window)
 
 
+def alone_s(size: int, partners: int, up_bytes_per_s: float, down_bytes_per_s: float, rtt_s: float) -> float:
+    """Seconds of a round of ``size`` bytes for which nobody else is late and no link is busy; see ``_round``."""
+    return size / up_bytes_per_s + partners * size / down_bytes_per_s + 2.5 * rtt_s
+
+
 def _round(
     size: int,
     cells: Sequence[Runner],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from islandctl.config.model import Model
 from islandctl.errors import UsageError
@@ -11,6 +11,7 @@ from islandctl.planner.catalogue import CPU
 from islandctl.planner.estimate import Setting
 from islandctl.planner.plan import Plan
 from islandctl.planner.simulate import Actor, Outcome, play_out
+from islandctl.planner.warmup import EXACT_BYTES
 
 MOST_ROUNDS = 80_000_000
 """Cells × rounds that are played at most: what comes after would be more of the same."""
@@ -49,6 +50,8 @@ class Simulated(Model):
     partial_rounds: float
     """Share of the rounds that were committed without somebody."""
     failures: float
+    """In a run: cells that went away, those that went with their whole site included."""
+    site_outages: float
     """In a run."""
     lost_s: Spread | None
     """Over failures: seconds that the cell was away, and of steps that it repeated or skipped. None: no failure."""
@@ -74,7 +77,7 @@ def simulated(setting: Setting, plan: Plan, seed: int) -> Simulated:
             hint="give gpu.bf16 or measured.step in the profile, --from-run, or --set site.measured.step='200 ms'",
         )
     exchange, training = plan.recipe.exchange, plan.recipe.training
-    planned = max(1, training.steps // exchange.window)
+    planned = max(1, (training.steps - exchange.warmup) // exchange.window)
     each = len(plan.cells) * exchange.fragments
     windows = max(1, min(planned, MOST_ROUNDS // each))
     runs = max(1, min(MOST_RUNS, REPEAT_UP_TO // (each * windows)))
@@ -89,18 +92,27 @@ def simulated(setting: Setting, plan: Plan, seed: int) -> Simulated:
             checkpoint_every=plan.recipe.checkpoint.every,
             checkpoint_s=saving,
             seed=seed + number,
+            seed_bytes=EXACT_BYTES * sum(fragment.values for fragment in setting.fragments),
+            relay_site=_relay_site(setting, plan),
         )
         for number in range(runs)
     ]
     return _told(outcomes, plan, seed=seed, windows=windows, planned=planned)
 
 
+def _relay_site(setting: Setting, plan: Plan) -> int | None:
+    """The site among whose hosts the relay runs; None: it stands elsewhere."""
+    host = plan.recipe.relay.host
+    return next((number for number, site in enumerate(setting.sites.values()) if host in site.hosts), None)
+
+
 def _actors(setting: Setting, plan: Plan) -> list[Actor]:
-    actors = []
+    actors, numbers = [], {name: number for number, name in enumerate(setting.sites)}
     for cell, estimate in zip(setting.cells, plan.estimates, strict=True):
         site, link, cells = setting.sites[cell.site], setting.links[cell.name], setting.cells_on[cell.site]
         rate = storage.failures_per_hour([site])
         saved = estimate.checkpoint_bytes.value
+        breaks = rate is not None and rate.value > 0
         assert estimate.run_step is not None
         actors.append(
             Actor(
@@ -108,9 +120,12 @@ def _actors(setting: Setting, plan: Plan) -> list[Actor]:
                 up_s_per_byte=1 / link.up_bytes_per_s,
                 down_s_per_byte=1 / link.down_bytes_per_s,
                 rtt_s=link.rtt_s,
-                between_failures_s=3600 * cells / rate.value if rate is not None and rate.value else 0.0,
+                between_failures_s=3600 * cells / rate.value if rate is not None and breaks else 0.0,
                 outage_s=site.failures.outage,
                 read_s=0.0 if site.gpu.type == CPU else storage.read_time(saved, site, cells, cell.num_ranks),
+                site=numbers[cell.site],
+                between_site_outages_s=site.failures.site if breaks else 0.0,
+                site_outage_s=site.failures.site_outage,
             )
         )
     return actors
@@ -125,6 +140,8 @@ def _told(outcomes: Sequence[Outcome], plan: Plan, *, seed: int, windows: int, p
     outages = sorted({site.failures.outage for site in plan.sites})
     rate = plan.totals.failures_per_hour
     words = f"failures: {rate.formula}" if rate is not None else "no failures: no accelerator here is known to break"
+    sites = f"a site has an outage once in {_few((one.failures.site for one in plan.sites), 86_400)} days "
+    sites += f"(failures.site), which takes {_few((one.failures.site_outage for one in plan.sites), 3600)} h"
     away = f"a failure takes {' or '.join(f'{seconds:g} s' for seconds in outages[:3])} (failures.outage) until the "
     return Simulated(
         seed=seed,
@@ -139,12 +156,22 @@ def _told(outcomes: Sequence[Outcome], plan: Plan, *, seed: int, windows: int, p
         empty_rounds=sum(one.empty for one in outcomes) / rounds,
         partial_rounds=sum(one.partial for one in outcomes) / rounds,
         failures=len(lost) / len(outcomes),
+        site_outages=sum(one.site_outages for one in outcomes) / len(outcomes),
         lost_s=spread(lost) if lost else None,
         lost_share=sum(lost) / whole if whole else 0.0,
         relay_restarts=sum(one.relay_restarts for one in outcomes) / len(outcomes),
-        duration_s=spread([one.duration_s * planned / windows for one in outcomes]),
-        assumptions=(words, away + "first new step; one in ten three times as long", *chance.WORDS),
+        duration_s=spread([one.warmup_s + (one.duration_s - one.warmup_s) * planned / windows for one in outcomes]),
+        assumptions=(
+            words,
+            away + "first new step; one in ten three times as long",
+            *((sites,) if rate is not None else ()),
+            *chance.WORDS,
+        ),
     )
+
+
+def _few(values: Iterable[float], unit: float) -> str:
+    return " or ".join(f"{value / unit:g}" for value in sorted(set(values))[:3])
 
 
 def spread(values: Sequence[float]) -> Spread:

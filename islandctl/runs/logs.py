@@ -9,6 +9,7 @@ from types import TracebackType
 from islandctl.config.paths import log_pieces
 from islandctl.errors import UsageError
 from islandctl.fleet import node as nodes
+from islandctl.fleet.host import Host
 from islandctl.planner.plan import Plan
 from islandctl.runs.merge import Line, Tail, last, merge
 from islandctl.runs.reach import Reach, Say, each, told
@@ -16,6 +17,8 @@ from islandctl.runs.record import NodeRecord, RunRecord
 
 BLOCK_BYTES = 4 << 20
 """Read of one file in one round trip."""
+STAMP_BYTES = 64 << 10
+"""Before the first line that is shown, in which its time is looked for if it has none itself."""
 _LOG = re.compile(r"rank-(\d+)|node-\d+")
 
 
@@ -121,6 +124,7 @@ class LogReader:
                     if name in offsets:
                         self._tails[key] = self._tail(node, log, offsets[name], before)
                     before = self._tails[key]
+            self._take_times(host, folder, [(self._tails[node.cell, node.index, name], name) for name in fresh])
         found: dict[str, list[Line]] = {name: [] for name in names}
         open_ones = names
         while open_ones:
@@ -139,6 +143,14 @@ class LogReader:
                     unread.append(name)
             open_ones = unread
         return [self._joined(node, pieces, found) for pieces in logs.values()]
+
+    @staticmethod
+    def _take_times(host: Host, folder: str, begun: list[tuple[Tail, str]]) -> None:
+        """The times of first lines that have none, from what stands before them and is not shown."""
+        late = [(tail, name, min(tail.offset, STAMP_BYTES)) for tail, name in begun if tail.offset]
+        parts = [(f"{folder}/{name}", tail.offset - left, left) for tail, name, left in late]
+        for (tail, _, _), piece in reversed(list(zip(late, nodes.read_many(host, parts), strict=True))):
+            tail.before(piece.data)  # of the pieces of one log, the first one's counts
 
     def _joined(self, node: NodeRecord, pieces: list[str], found: dict[str, list[Line]]) -> list[Line]:
         """New lines of all pieces of one log as one batch, so that their order stays."""

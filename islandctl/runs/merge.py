@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from islandctl.errors import UsageError
@@ -25,7 +25,8 @@ class Line:
     rank: int | None
     """None: not of one rank."""
     at: float
-    """Seconds since the epoch; a line without a time has that of the line before it."""
+    """Seconds since the epoch; a line without a time has that of the line before it, or at the beginning of a file
+    that of the first line with one."""
     text: str
 
 
@@ -59,7 +60,14 @@ class Tail:
         fresh = content[self.offset - offset :]
         self.offset += len(fresh)
         *whole, self._partial = (self._partial + fresh).split(b"\n")
-        return [self._line(line) for line in whole]
+        lines = [self._line(line) for line in whole]
+        first = next((line.at for line in lines if line.at), 0.0)
+        return [line if line.at else replace(line, at=first) for line in lines]
+
+    def before(self, content: bytes) -> None:
+        """What stands before ``offset`` and is not shown: it may tell the time of first lines that have none."""
+        times = (line_time(line) for line in reversed(content.split(b"\n")))
+        self._clock[0] = next(filter(None, times), 0.0)
 
     def restart(self) -> None:
         """The file is a new one (it is shorter than what was read): begin again at its start."""

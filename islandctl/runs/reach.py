@@ -10,11 +10,12 @@ from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from islandctl.config.paths import RunFolder
+from islandctl.config.paths import known_hosts
 from islandctl.errors import HostKeyError, IslandError, PreflightError, UnreachableError
 from islandctl.fleet.host import Host
 from islandctl.fleet.local import LocalHost
-from islandctl.runs.record import load, load_plan_of
+from islandctl.fleet.scheduler import PlainHosts, Scheduler, Seat, scheduler_of
+from islandctl.runs.record import NodeRecord, load, load_plan_of
 
 if TYPE_CHECKING:
     from islandctl.config.site import SiteProfile, Ssh
@@ -60,12 +61,12 @@ class Reach:
     def __init__(self, plan: Plan | None, run: str, say: Say, ask: Ask | None = None) -> None:
         self._given = plan
         self._run = run
-        self._known_hosts = RunFolder.of(run).known_hosts
         self._say = say
         self._ask = ask
         self._controller = LocalHost()
         self._guard = threading.Lock()
         self._made: Fleet | None = None
+        self._schedulers: dict[str, Scheduler] = {}
 
     def __enter__(self) -> Reach:
         return self
@@ -108,6 +109,18 @@ class Reach:
         """``host`` of ``site``; without a site as :meth:`beside` gives it."""
         return self.host(site, host) if site else self.beside(host)
 
+    def scheduler(self, site: str, host: str) -> Scheduler:
+        """Who keeps the supervisors on ``host`` of ``site``; this machine and hosts of no site are plain ones."""
+        if not (site and host):
+            return PlainHosts()
+        with self._guard:
+            return self._schedulers.setdefault(site, scheduler_of(self._plan.site(site)))
+
+    def seat(self, node: NodeRecord) -> Seat:
+        """Where a node's supervisor is."""
+        host = self.host(node.site, node.host)
+        return Seat(host, node.python, node.code, node.supervisor, node.folder, node.num_ranks)
+
     def ssh(self, site: str, host: str) -> Ssh:
         """How ``host`` is reached: its site's way (empty: see ``profile_beside``)."""
         return (self._plan.site(site) if site else self.profile_beside(host)).ssh
@@ -124,7 +137,7 @@ class Reach:
 
         with self._guard:
             if self._made is None:
-                self._made = Fleet(known_hosts=self._known_hosts, on_message=self._say, ask=self._ask)
+                self._made = Fleet(known_hosts=known_hosts(), on_message=self._say, ask=self._ask)
             return self._made
 
 

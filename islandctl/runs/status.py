@@ -10,9 +10,12 @@ from islandctl.config.model import Model
 from islandctl.fleet.job import EndKind, SupervisorState
 from islandctl.relay.messages import Heartbeat, JointCheckpoint, RelayStatus
 
-RunState = Literal["launching", "running", "degraded", "waiting", "finished", "failed", "stopped", "unknown"]
+RunState = Literal[
+    "launching", "pending", "running", "degraded", "waiting", "finished", "failed", "stopped", "unknown"
+]
 CellState = Literal[
     "launching",
+    "pending",
     "starting",
     "training",
     "waiting",
@@ -30,6 +33,7 @@ CellState = Literal[
 ]
 """A cell's state: its workers' own word while they run, else what its supervisors know.
 
+``pending``: its scheduler has yet to start it, or to start it again; the detail is the scheduler's reason.
 ``ending``: the workers have said their last words, and what the supervisor makes of them is not known yet.
 ``away``: it lives, and the relay's late policy counts it as gone. ``silent``: supervised, but no word from the
 workers for a while. ``lost``: the supervisor is gone without an exit record, and so are its processes (reboot,
@@ -94,8 +98,8 @@ class NodeView(Model):
     """Its number in the cell."""
     label: str
     """``site/host``."""
-    state: Literal["absent", "starting", "running", "backoff", "stopping", "ended", "lost", "unreachable"]
-    """Of its supervisor; ``lost``: gone without an exit record."""
+    state: Literal["absent", "pending", "starting", "running", "backoff", "stopping", "ended", "lost", "unreachable"]
+    """Of its supervisor; ``pending``: not begun yet by its scheduler; ``lost``: gone without an exit record."""
     restarts: int = 0
     """By its supervisor."""
     kind: EndKind = ""
@@ -147,9 +151,9 @@ class CellView(Model):
     """Why its workers last ended though nobody had asked them to, a word (crash, out-of-memory, preempted, node-lost,
     hung, peer-lost) before the cause; empty: they never did."""
     bytes_up: int | None = None
-    """To the relay, since the relay was started."""
+    """Of packets to the relay, since the relay was last started."""
     bytes_down: int | None = None
-    """From the relay, since the relay was started."""
+    """Of packets from the relay, since the relay was last started."""
     source: Literal["relay", "files", "none"] = "none"
     """Where the figures come from."""
     nodes: tuple[NodeView, ...] = ()
@@ -185,11 +189,11 @@ class RelayView(Model):
     detail: str = ""
     """Why it cannot be asked, or how it ended; empty when it was ended with the run."""
     rounds_committed: int | None = None
-    """Rounds that moved the anchor."""
+    """Rounds of the present attempt that moved the anchor."""
     rounds_empty: int | None = None
-    """Rounds that nobody was counted in."""
+    """Rounds of the present attempt that nobody was counted in."""
     rounds_open: int | None = None
-    """Rounds that wait for packets."""
+    """Rounds that wait for packets now."""
     ledger_seq: int | None = None
     """Number of the last ledger entry."""
 
@@ -217,7 +221,11 @@ class RunStatus(Model):
     """The recipe's, of the whole run."""
     eta_s: float | None = None
     """Until the slowest cell is through, at its present speed; null while a cell is not known to move. A budget may
-    end the run before."""
+    end the run before: see ``budget_step``."""
+    budget_left_s: float | None = None
+    """Until the budget is used up, while the workers are kept; null: there is none, or no supervisor answers."""
+    budget_step: int | None = None
+    """Where the budget will end the run at its present speed; null: not before its last step, or not known."""
     cells: tuple[CellView, ...]
     """In the order of their numbers."""
     relay: RelayView

@@ -30,6 +30,11 @@ def combine(record: RunRecord, facts: Facts) -> RunStatus:
     if facts.at_work:
         hint = ""  # the next command would only be refused
     known = [record.cells[cell.cell].run_step(cell.step) for cell in cells if cell.step is not None]
+    going = state in ("running", "degraded", "waiting")
+    eta = eta_s(cells, record.steps, record.tokens_per_step) if going else None
+    left = [node.state.budget_left_s for node in facts.nodes if node.state and node.state.budget_left_s is not None]
+    left_s = min(left, default=None) if going else None
+    short = eta is not None and left_s is not None and left_s < eta
     joint = facts.relay.joint_checkpoints[-1] if facts.relay and facts.relay.joint_checkpoints else facts.joint
     return RunStatus(
         run=record.run,
@@ -41,9 +46,9 @@ def combine(record: RunRecord, facts: Facts) -> RunStatus:
         config_hash=record.config_hash,
         step=min(known) if len(known) == len(cells) and known else None,
         steps=record.steps,
-        eta_s=eta_s(cells, record.steps, record.tokens_per_step)
-        if state in ("running", "degraded", "waiting")
-        else None,
+        eta_s=eta,
+        budget_left_s=left_s,
+        budget_step=step_in(left_s, cells, record) if short and left_s else None,
         cells=cells,
         relay=_relay(record, facts),
         joint_checkpoint=joint,
@@ -61,6 +66,18 @@ def eta_s(cells: Sequence[CellView], steps: int, tokens_per_step: int) -> float 
             return None
         rest.append(max(0, (cell.steps or steps) - cell.step) * tokens_per_step / cell.tokens_per_s)
     return max(rest, default=0.0)
+
+
+def step_in(seconds: float, cells: Sequence[CellView], record: RunRecord) -> int:
+    """The step where the slowest cell is then, at the present speed of cells that are known to move."""
+    moving = [
+        (cell.cell, cell.step, cell.tokens_per_s) for cell in cells if cell.step is not None and cell.tokens_per_s
+    ]
+    then = [
+        record.cells[cell].run_step(int(step + seconds * rate / record.tokens_per_step))
+        for cell, step, rate in moving
+    ]
+    return min([*then, record.steps])
 
 
 def find_culprit(record: RunRecord, facts: Facts) -> Culprit | None:
@@ -211,7 +228,8 @@ def _troubled(record: RunRecord, facts: Facts, cells: Sequence[CellView]) -> tup
         hint = mend if relay in ("ended", "lost") and not stopping else ""
         detail = f"the relay does not answer{_without_relay(cells)}: {facts.relay_trouble}".rstrip(": ")
         return "degraded", detail, hint
-    away = [cell.name for cell in facts.relay.cells if cell.away]
+    queued = {cell.name for cell in cells if cell.state == "pending"}
+    away = [cell.name for cell in facts.relay.cells if cell.away and cell.name not in queued]
     if away:
         others = "go on without it" if record.late_then == "alone" else "wait for it"
         return "degraded", f"{', '.join(away)} counts as away; the others {others}", ""
@@ -235,6 +253,11 @@ def _without_relay(cells: Sequence[CellView]) -> str:
 
 def _going(record: RunRecord, facts: Facts, cells: Sequence[CellView]) -> tuple[RunState, str, str]:
     """Nothing is amiss."""
+    queued = [cell for cell in cells if cell.state == "pending"]
+    if queued:
+        moves = any(cell.tokens_per_s for cell in cells)
+        state: RunState = "pending" if len(queued) == len(cells) else "running" if moves else "waiting"
+        return state, f"{queued[0].name} is pending: {queued[0].detail}", ""
     waiting = [cell for cell in cells if cell.state == "waiting"]
     if waiting:
         told = waiting[0].detail if waiting[0].detail.startswith("waits ") else ""

@@ -9,7 +9,9 @@ from pydantic import ValidationError
 
 from islandctl.config.exchange import Exchange
 from islandctl.config.faults import explain
+from islandctl.config.idle import idle
 from islandctl.config.pace import Pace
+from islandctl.config.recipe import Recipe
 from islandctl.errors import ConfigError, UsageError
 from islandctl.exchange import island as engine
 from islandctl.exchange.journal import Journal, MemoryJournal
@@ -111,11 +113,16 @@ def _settings(exchange: Exchange | Mapping[str, Any] | None, transport: Place) -
         return cast(Exchange, transport.exchange)
     if isinstance(exchange, Exchange):
         return exchange
+    hint = "its keys are those of a recipe's exchange"
     try:
-        return Exchange.model_validate(dict(exchange))
+        settings = Exchange.model_validate(dict(exchange))
     except ValidationError as error:
         faults = "; ".join(str(fault) for fault in explain(error, Exchange))
-        raise ConfigError(f"attach: exchange: {faults}", hint="its keys are those of a recipe's exchange") from error
+        raise ConfigError(f"attach: exchange: {faults}", hint=hint) from error
+    in_vain = [str(fault) for fault in idle({"exchange": exchange}, Recipe)]
+    if in_vain:
+        raise ConfigError(f"attach: {'; '.join(in_vain)}", hint=hint)
+    return settings
 
 
 def _explicit(

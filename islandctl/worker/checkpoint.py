@@ -360,9 +360,14 @@ def prune(
     passed = [saved for saved in present if (saved.attempt, saved.step) in set(alone)][keep:]
     old = [saved.path for saved in present if (saved.attempt, saved.step) < oldest or saved in passed]
     for path in old:
-        _set_aside(path)  # a half-deleted folder must not look like a checkpoint
-        shutil.rmtree(path.with_name(f".damaged-{path.name}"), ignore_errors=True)
+        delete(path)
     return old
+
+
+def delete(path: Path) -> None:
+    """Delete one checkpoint."""
+    _set_aside(path)  # a half-deleted folder must not look like a checkpoint
+    shutil.rmtree(path.with_name(f".damaged-{path.name}"), ignore_errors=True)
 
 
 def _try(action: Callable[[], T]) -> T | str:

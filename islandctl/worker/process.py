@@ -57,7 +57,8 @@ def here() -> Process:
     """
     if _here is None:
         raise UsageError(
-            "attach: this process was not started by islandctl launch, and no transport was given",
-            hint="put the script into worker.command of a recipe and launch it, or use islandctl.run_cells",
+            "attach: this process was not started by `islandctl launch`, so there is no run to attach to. Name the "
+            "script in worker.command of a recipe and launch that; or let islandctl.run_cells run the cells inside "
+            "this process and give attach its place: transport=place. docs/attach.md shows both"
         )
     return _here

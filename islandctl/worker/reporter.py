@@ -21,7 +21,7 @@ from islandctl.errors import RelayError, UnreachableError
 from islandctl.ledger.entries import Checkpoint, Entry, Stop
 from islandctl.ledger.joint import Lineage
 from islandctl.relay.messages import Heartbeat
-from islandctl.worker.checkpoint import Saved, prune, unsaved
+from islandctl.worker.checkpoint import Saved, delete, prune, unsaved
 from islandctl.worker.outcome import FINAL_CODES
 from islandctl.worker.pulse import Pulse
 
@@ -148,6 +148,7 @@ class Reporter:
             if not self._silent:
                 log.warning("the relay does not answer (%s); training goes on", error.message)
             self._silent = True
+            self._thin()
             return False
         except RelayError as error:
             if error.code in FINAL_CODES - {"halted"}:
@@ -173,6 +174,22 @@ class Reporter:
             try:
                 for path in prune(self.checkpoints, joint=self._joint, keep=self.keep, alone=self._alone):
                     log.info("removed %s: newer checkpoints exist", path.name)
+            except OSError as error:
+                log.warning("cannot tidy %s: %s", self.checkpoints, error)
+
+    def _thin(self) -> None:
+        """Without the relay nothing becomes joint, so ``prune`` lets nothing go, and checkpoints would pile up.
+
+        Kept are the newest ones, where this cell comes back by itself and cells of equal speed come back together;
+        and the first one, which all cells have passed, and which the relay may have heard of after all.
+        """
+        while len(self._to_register) > self.keep + 1:
+            with self._lock:
+                saved, _ = self._to_register[1]
+                del self._to_register[1]
+            try:
+                delete(saved.path)
+                log.info("removed %s: the relay is away, and newer checkpoints exist", saved.path.name)
             except OSError as error:
                 log.warning("cannot tidy %s: %s", self.checkpoints, error)
 

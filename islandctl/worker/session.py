@@ -155,9 +155,10 @@ class Session(Island):
         told = {name: float(value) for name, value in figures.items()}
         if taken := told.keys() & RESERVED:
             raise UsageError(f"island.step(): '{min(taken)}' is noted already", hint="give the figure another name")
+        began = time.monotonic()
         with self._reporter.doing("waiting"):
             done = super().step(tokens)
-        rate = self._clock.tick(self.tokens)
+        rate = self._clock.tick(self.tokens, stood_s=time.monotonic() - began)
         peak = peak_memory(self._ranks.device)
         self._note("train", **told, tokens=self.tokens, tokens_per_s=round(rate, 1), peak_bytes=peak)
         self._reporter.update(step=done, tokens=self.tokens, tokens_per_s=rate, loss=told.get("loss"))
@@ -352,13 +353,28 @@ class Session(Island):
 
 
 class Clock:
-    """Tokens per second over the last steps, evaluations and checkpoints included."""
+    """Tokens per second over the last steps, evaluations, checkpoints and the usual waiting for rounds included.
 
-    def __init__(self, tokens: int) -> None:
-        self._marks = deque([(time.monotonic(), tokens)], maxlen=21)
+    A wait that is several times longer than any lately is none of that: the relay was away. It is left out, or the
+    rate, and with it the ETA, would be wrong until it is forgotten.
+    """
 
-    def tick(self, tokens: int) -> float:
-        """So many tokens are trained now; the present rate."""
-        self._marks.append((time.monotonic(), tokens))
-        (began, before), (now, _) = self._marks[0], self._marks[-1]
-        return (tokens - before) / max(1e-9, now - began)
+    UNUSUAL = 3.0
+
+    def __init__(self, tokens: int, now: float | None = None) -> None:
+        self._marks = deque([(time.monotonic() if now is None else now, tokens)], maxlen=21)
+        self._stood: deque[float] = deque(maxlen=500)
+
+    def tick(self, tokens: int, *, stood_s: float = 0.0, now: float | None = None) -> float:
+        """So many tokens are trained now; the present rate.
+
+        Args:
+            stood_s: how long the loop was in the exchange since the last tick.
+            now: on the monotonic clock; left out: now.
+        """
+        if self._stood and stood_s > self.UNUSUAL * max(self._stood):
+            self._marks = deque(((at + stood_s, trained) for at, trained in self._marks), maxlen=21)
+        self._stood.append(stood_s)
+        self._marks.append((time.monotonic() if now is None else now, tokens))
+        (began, before), (end, _) = self._marks[0], self._marks[-1]
+        return (tokens - before) / max(1e-9, end - began)

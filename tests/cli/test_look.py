@@ -112,7 +112,7 @@ def test_shows_what_the_user_asks_for() -> None:
         "1234567/2000000",
         "ETA 1 h 02 min",
         "attempt 2",
-        "12 committed, 1 empty, 1 open",
+        "12 committed, 1 empty in this attempt, 1 open",
     ):
         assert part in shown
     assert "0.1333 " in shown
@@ -222,6 +222,28 @@ def test_evaluations_of_the_past_get_no_rate_of_today() -> None:
     )
 
 
+def test_where_a_budget_ends_the_run_stands_in_place_of_the_eta() -> None:
+    shown = text(view(step=40, steps=100, eta_s=30.0, budget_step=60, budget_left_s=10.0))
+    assert "step 40/100  budget ends it at step 60, in 10 s\n" in shown
+    assert "ETA" not in shown
+
+
+def test_a_loop_that_is_never_evaluated_tells_its_steps_and_loss() -> None:
+    def seen(step: int, loss: float | None = 2.5) -> RunStatus:
+        changes = {"bits_per_byte": (), "step": step, "loss": loss, "cell": 0}
+        return view(cells=[view().cells[1].model_copy(update=changes)], steps=100)
+
+    lines = Lines()
+    said = [line for step in range(follow.QUIET + 1) for line in lines.new(seen(step))]
+    assert said == ["demo: running", "west: step 15/100  loss 2.5000  123 k tokens/s  ETA 1 h 02 min"]
+    assert [line for _ in range(3 * follow.QUIET) for line in lines.new(seen(15))] == []  # it stands still
+    assert list(lines.new(seen(16, None))) == ["west: step 16/100  123 k tokens/s  ETA 1 h 02 min"]
+    assert " loss " in text(seen(3))
+    assert "2.5000" in text(seen(3))
+    assert "bits per byte" not in text(seen(3))
+    assert "bits per byte" in text(view())
+
+
 def test_a_wait_for_a_round_is_no_news_unless_it_lasts() -> None:
     lines, running = Lines(), view(cells=[])
     waiting = running.model_copy(update={"state": "waiting", "detail": "waits for fragment 1"})
@@ -306,8 +328,18 @@ def test_the_last_line_says_where_the_record_lies_and_what_to_type() -> None:
         "bits per byte on held-out text: 8.0000 at step 0, 0.1333 at step 59",
         "record: /records/demo; next: islandctl checkpoints demo",
     ]
+    unheard = [cell.model_copy(update={"bits_per_byte": (), "loss": 2.5}) for cell in view().cells]
+    assert next(closing_lines(view(cells=unheard, step=60), "/records/demo")) == "loss: 2.5000 at step 60"
     failed = list(closing_lines(view(state="failed", hint="islandctl resume demo"), "/records/demo"))
     assert failed[-1] == "record: /records/demo; next: islandctl resume demo"
+
+
+def test_what_the_headline_says_is_not_said_twice() -> None:
+    full = "no checkpoint at step 40: the disk is full"
+    cells = [cell.model_copy(update={"detail": full if cell.name == "west" else "waits"}) for cell in view().cells]
+    shown = text(view(state="degraded", detail=f"west: {full}", cells=cells))
+    assert shown.count(full) == 1
+    assert "waits" in shown
 
 
 def test_a_long_reason_stays_on_one_line_where_no_terminal_is() -> None:

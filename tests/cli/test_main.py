@@ -251,7 +251,19 @@ def test_a_reader_that_goes_away_is_no_trouble(argv: list[str], home: Path) -> N
     command = [sys.executable, "-m", "islandctl", *argv]
     done = subprocess.run(command, env=env, stdout=write, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
     os.close(write)
-    assert (done.stderr, done.returncode) == ("", 1)
+    assert (done.stderr, done.returncode) == ("", 141)
+
+
+def test_an_error_that_nobody_reads_keeps_its_exit_code(home: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    env = {**os.environ, "ISLANDCTL_HOME": str(home)}
+    done = subprocess.run(
+        [sys.executable, "-m", "islandctl", "status", "nothing"],
+        env=env, stdout=write, stderr=write, timeout=60, check=False,
+    )  # fmt: skip
+    os.close(write)
+    assert done.returncode == 2
 
 
 def test_json_is_json_also_when_a_loss_is_not_finite(capsys: pytest.CaptureFixture[str]) -> None:

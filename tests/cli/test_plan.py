@@ -85,6 +85,8 @@ def test_uneven_cells_are_refused_at_their_place_with_the_nearest_numbers(tmp_pa
 def test_the_last_line_is_the_next_command() -> None:
     output, _ = run("plan", *DEMO)
     assert output.splitlines()[-1] == "feasible  next: islandctl launch " + " ".join(DEMO)
+    output, _ = run("plan", *DEMO, "--set", "exchange.overlap=8")  # which the files do not say
+    assert output.splitlines()[-1] == "feasible  next: --out FILE saves it for islandctl launch"
 
 
 def test_what_is_fine_here_and_a_warning_there_has_one_mark(capsys: pytest.CaptureFixture[str]) -> None:

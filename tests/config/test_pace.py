@@ -26,7 +26,7 @@ def paces(draw: st.DrawFn) -> tuple[Pace, Schedule]:
 
 
 @given(paces())
-@settings(max_examples=150, derandomize=True, deadline=None)
+@settings(max_examples=80, derandomize=True, deadline=None)
 def test_every_cell_passes_the_same_snapshots_results_and_windows_in_one_order(made: tuple[Pace, Schedule]) -> None:
     pace, schedule = made
     first, own, warmup = schedule.first_window, pace.own, pace.warmup
@@ -55,7 +55,7 @@ def test_every_cell_passes_the_same_snapshots_results_and_windows_in_one_order(m
 
 
 @given(paces())
-@settings(max_examples=100, derandomize=True, deadline=None)
+@settings(max_examples=60, derandomize=True, deadline=None)
 def test_steps_there_and_back(made: tuple[Pace, Schedule]) -> None:
     pace, schedule = made
     last = pace.own_step(schedule.steps)

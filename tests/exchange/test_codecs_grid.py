@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from islandctl.config.codec import FACTS, CodecName, contraction
-from islandctl.exchange.codecs import Key, codec_named, decode, encode, encode_with_feedback
+from islandctl.exchange.codecs import Key, codec_named, decode, encode
 
 KEY = Key(seed=1, cell=2, fragment=3, window=4, chunk=5)
 GRIDS = pytest.mark.parametrize("name", ["int8", "int4"])
@@ -24,10 +24,10 @@ def some(count: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
 
 def repeated(name: str, values: torch.Tensor, num_keys: int) -> torch.Tensor:
     """Decoded under ``num_keys`` keys, (keys, values), fp64."""
-    codec, nothing = codec_named(name, block=len(values)), torch.zeros(len(values))
-    found = values.repeat(num_keys, 1)
+    codec = codec_named(name, block=len(values))
+    found = torch.empty(num_keys, len(values))
     for window, row in enumerate(found):
-        encode_with_feedback(codec, row, nothing, 1.0, replace(KEY, window=window), decoded=row)
+        decode(encode(codec, values, replace(KEY, window=window)), row)
     return found.double()
 
 

@@ -152,3 +152,32 @@ def test_a_rejoin_is_of_the_usual_size_and_unlearns_nothing(
     assert caplog.text.count("rejoined at step 204") == 1
     (dropped,) = re.findall(r"in its present life at most (\d+) tokens", caplog.text)
     assert (int(dropped) > 0) == (away is not killed)  # what a dead life had trained, nobody counts
+
+
+def test_a_rejoin_while_the_others_go_on_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    left, walked, back, steps = 4, 8, 12, 84
+    relay = MemoryRelay(2, 2)
+    relay.expects = lambda fragment, window: (0,) if left <= window < back else (0, 1)
+    relay.held = lambda fragment, window: window in (left, walked)
+    one, two = (Cell(relay, number, toy_settings(), steps=steps) for number in range(2))
+
+    def comes_back() -> Cell:
+        two.advance(6 * left)
+        saved = two.save()
+        with relay.changed:
+            relay.release()
+            relay.held = lambda fragment, window: window == walked
+        wait_for(lambda: relay.committed(1, walked - 1))
+        again = two.reborn(saved)
+        relay.release()
+        wait_for(lambda: relay.committed(1, back - 1))
+        return again.finish()
+
+    _, again = together(one.finish, comes_back)
+    assert isinstance(again, Cell)
+    for cell in (one, again):
+        cell.island.close()
+    assert same(one.values(), again.values())
+    assert caplog.text.count("rejoined at step") == 1
+    assert "the others had gone on; took over" in caplog.text

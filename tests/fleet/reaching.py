@@ -21,7 +21,7 @@ Start = Callable[..., Sshd]
 def reach(
     server: Sshd, messages: list[str] | None = None, name: str | None = None, ask: Ask | None = None, **ssh: Any
 ) -> Host:
-    """Connect; the run's own known_hosts lies beside the server's files."""
+    """Connect; islandctl's own known_hosts lies beside the server's files."""
     host = server.host if name is None else name
     said = [] if messages is None else messages
     site = server.site(hosts=[host], **ssh)

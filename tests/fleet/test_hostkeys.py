@@ -57,7 +57,7 @@ def test_first_contact_asks_with_the_fingerprint(sshd: Start) -> None:
         list(pool.map(lambda _: hello(reach(server, host_keys="ask", ask=answers(True))), range(3)))
     assert len(questions) == 3
     assert re.search(r"east/\S+: the host key of \S+ is unknown: it shows ssh-ed25519 SHA256:\S{43}\.", questions[0])
-    assert server.known_hosts.read_text() == ""  # kept in the run's own file; the user's are not touched
+    assert server.known_hosts.read_text() == ""  # kept in a file of our own; the user's are not touched
 
 
 def test_accept_new_keeps_and_tells_the_key_once(sshd: Start) -> None:
@@ -69,7 +69,7 @@ def test_accept_new_keeps_and_tells_the_key_once(sshd: Start) -> None:
     assert len(messages) == 1
     assert re.search(r"is new, accepted and kept in .*/run/known_hosts: ssh-ed25519 SHA256:\S{43}$", messages[0])
     assert (server.folder / "run" / "known_hosts").read_text() == server.known_hosts_line()
-    assert hello(reach(server)) == b"hello\n"  # strict now finds it in the run's file
+    assert hello(reach(server)) == b"hello\n"  # strict now finds it in our own file
 
 
 @pytest.mark.slow

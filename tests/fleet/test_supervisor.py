@@ -582,6 +582,7 @@ def test_a_budget_is_counted_over_restarts_and_ends_the_job_in_good_order(kept: 
     assert (state.outcome, state.restarts) == ("stopped", 0)
     assert re.fullmatch(r"stopped by budget: [2-9]\.\d s of 2\.0 s used", state.reason)
     used = json.loads((kept.folder / "used.json").read_text())["seconds"]
+    assert state.budget_left_s == 0.0
     (kept.folder / "spent").unlink()
     outcome.unlink()
     kept.start(SPENDER, budget_s=used + 2.0, **more)  # a resume with a higher budget: what was used counts

@@ -71,10 +71,10 @@ def test_a_deadline_that_cannot_be_met(recipe: Any, site: Any) -> None:
 
 
 def test_too_little_space(recipe: Any, site: Any) -> None:
-    case = Case(big(recipe), [site("a", storage__free="100 GB"), site("b")])
+    case = Case(big(recipe, checkpoint__keep=3), [site("a", storage__free="130 GB"), site("b")])
     plan = make_plan(case.recipe, case.sites)
     assert binding(plan) == "space for checkpoints"
-    assert plan.changes[0].setting == "checkpoint.keep=1"
+    assert plan.changes[0].setting == "checkpoint.keep=2"  # the worker never keeps fewer
     for change in plan.changes:
         assert replanned(case, change.setting).feasible
 

@@ -59,6 +59,27 @@ def test_owning_by_hand(compared: Any) -> None:
     assert told.cheapest == 1
 
 
+def test_interest_and_resale_by_hand(compared: Any) -> None:
+    """Each accelerator 30,000 US$ over 4 years, at 1 % a month, of which 20 % come back."""
+    yearly = 1.01**12 - 1
+    _, own = compared("a", "b", purchase={**OWN, "interest": yearly, "resale": "20 %"}).ways
+    price, worth = 960_000.0, 0.0
+    for month in range(1, 49):
+        worth += own.written_off_usd_per_month / 1.01**month
+    assert worth + 0.2 * price / 1.01**48 == pytest.approx(price)
+    (saved,) = [MONTH_HOURS * (96 - 32 * 1.5 * 0.10) - 8000]
+    owed, months = price, 0
+    while owed > 0:
+        owed, months = owed * 1.01 - saved, months + 1
+    assert own.pays_after_months is not None
+    assert months - 1 < own.pays_after_months <= months
+    _, resold = compared("a", "b", purchase={**OWN, "resale": "20 %"}).ways
+    assert resold.written_off_usd_per_month == pytest.approx(0.8 * price / 48)
+    assert resold.pays_after_months == pytest.approx(price / saved)  # before the end nobody knows what they fetch
+    _, never = compared("a", "b", purchase={**OWN, "interest": 0.9, "gpu": "2e6 USD"}).ways
+    assert never.pays_after_months is None
+
+
 def test_what_is_there_already_is_not_bought(compared: Any) -> None:
     _, own = compared("a", "b", purchase={**OWN, "owned": 12}).ways
     assert (own.way, own.capital_usd) == ("expand", 2 * 4 * 30_000)

@@ -60,25 +60,13 @@ def cells(*ranks: int) -> list[CellPlan]:
     ]
 
 
-def test_batches_that_let_cells_end_together() -> None:
-    per_sequence = {"c0": 0.01, "c1": 0.04, "c2": 0.02}
-
-    def planned(cell: CellPlan, batch: int) -> float:
-        return 0.1 + batch * per_sequence[cell.name]
-
-    made = cells(4, 4, 8)
-    steps = [planned(cell, 64) for cell in made]
-    shares = balanced(made, steps, batch=64, exchange=Exchange(), planned=planned)
-    assert sum(share.batch for share in shares) == pytest.approx(3 * 64, abs=8)
-    for share, cell in zip(shares, made, strict=True):
-        assert share.batch % cell.num_ranks == 0
-        assert share.step_s == pytest.approx(planned(cell, share.batch))
-    times = [share.step_s for share in shares]
-    assert max(times) < 1.2 * min(times)
-    assert max(times) < max(steps)
+def test_steps_that_let_cells_end_a_window_together() -> None:
+    made, steps = cells(4, 4, 8), [1.0, 2.0, 1.5]
+    shares = balanced(made, steps, Exchange())
     for share, seconds in zip(shares, steps, strict=True):
         assert share.steps * seconds == pytest.approx(shares[0].steps * steps[0], rel=0.05)
-    assert balanced(made, [1.0, 1.1, 1.15], batch=64, exchange=Exchange(), planned=planned) == ()
+    assert balanced(made, [1.0, 1.1, 1.15], Exchange()) == ()
+    assert balanced(made, steps, Exchange(mode="butterfly")) == ()  # there nobody can have steps of his own
 
 
 def test_unequal_sites_are_told_how_to_balance(recipe: Any, site: Any) -> None:
@@ -87,11 +75,8 @@ def test_unequal_sites_are_told_how_to_balance(recipe: Any, site: Any) -> None:
     sites = [site("fast", gpu__type="B200"), site("slow", gpu__type="A100-SXM-80")]
     plan = make_plan(big, sites)
     fast, slow = plan.balance
-    assert fast.batch > 64 > slow.batch
-    assert fast.batch + slow.batch == 128
     assert fast.steps > 50 > slow.steps
-    assert "cells would end together with batches of fast" in said(plan, "balance", "cells")
-    assert "steps a window of fast" in said(plan, "balance", "(exchange.pace: measured)")
+    assert "with steps of their own, fast " in said(plan, "balance", "exchange.pace: measured")
     assert make_plan(big, [site("one"), site("two")]).balance == ()
 
 

@@ -60,8 +60,8 @@ def test_the_best_interval_loses_least() -> None:
 
 
 def test_a_checkpoint_holds_the_exchange(recipe: Any) -> None:
-    for mode, per_parameter in (("none", 12), ("two-site", 24)):
-        value = recipe(exchange__mode=mode, exchange__overlap=0).value
+    for exchange, per_parameter in (({"mode": "none"}, 12), ({"mode": "two-site", "overlap": 0}, 24)):
+        value = recipe(exchange=exchange).value
         counts = parameters(value.model)
         size = storage.checkpoint_bytes(value, counts, fragment_sizes(value.model, value.exchange), 8)
         assert size == per_parameter * counts.total

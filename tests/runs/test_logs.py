@@ -75,6 +75,18 @@ def test_the_last_lines_of_all(tmp_path: Path, record: RunRecord) -> None:
         assert [line.text[20:] for line in reader.first(since=1896091202.0)] == ["b", "c"]
 
 
+def test_lines_without_a_time_stay_behind_the_last_one_with_one(tmp_path: Path, record: RunRecord) -> None:
+    """A script's bare prints, also where ``--tail`` leaves out the line that has their time."""
+    append(tmp_path, "east", "rank-0.log", "a bare beginning\n2030-01-31 12:00:03 c\nprint 1\nprint 2\nprint 3\n")
+    append(tmp_path, "west", "rank-0.log", "2030-01-31 12:00:02 b\nprint 0\n2030-01-31 12:00:04 d\n")
+    with LogReader(record, make.plan(), print, reach=Shaky()) as reader:
+        assert [line.text.removeprefix("2030-01-31 12:00:0") for line in reader.first()] == [
+            "2 b", "print 0", "a bare beginning", "3 c", "print 1", "print 2", "print 3", "4 d",
+        ]  # fmt: skip
+    with LogReader(record, make.plan(), print, reach=Shaky()) as reader:
+        assert [line.text[-7:] for line in reader.first(tail=3)] == ["print 2", "print 3", "00:04 d"]
+
+
 def test_a_file_that_begins_anew_is_read_from_its_start(tmp_path: Path, record: RunRecord) -> None:
     append(tmp_path, "east", "rank-0.log", "a long first life\n")
     with LogReader(record, make.plan(), print, sites=["east"], ranks=[0], reach=Shaky()) as reader:

@@ -272,3 +272,17 @@ def ending(machine: Machine) -> Iterator[Machine]:
 def steps_of(status: dict[str, Any]) -> list[int]:
     """Step of every cell; -1 where it is not known."""
     return [-1 if cell["step"] is None else cell["step"] for cell in status["cells"]]
+
+
+def as_planned(machine: Machine, run: str) -> None:
+    """A finished run of two cells has sent and fetched what its plan said, to 1 %, within the memory that it said."""
+    told = machine.islandctl("plan", "--from-run", run, "--json")
+    assert told.returncode == 0, told.stderr
+    rows = {(one["cell"], one["name"]): one for one in json.loads(told.stdout)["comparisons"]}
+    for cell in ("east", "west"):
+        assert rows[cell, "memory"]["within"] is True, rows[cell, "memory"]
+        for way in ("sent", "fetched"):
+            row = rows[cell, way]
+            assert abs(row["measured"] - row["planned"]) <= 0.01 * row["planned"], row
+        assert rows[cell, "exchange"]["measured"] > rows[cell, "exchange"]["low"]
+        assert rows[cell, "step"]["measured"] > 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .local import Machine, ending, steps_of
+from .local import Machine, as_planned, ending, steps_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -61,6 +61,7 @@ def test_a_run_from_launch_to_end(machine: Machine) -> None:
     assert lines
     assert all(line.startswith("west/rank-0 | ") for line in lines)
     assert machine.islandctl(*west, "--tail", "2").stdout.splitlines() == lines[-2:]
+    as_planned(machine, "whole")
 
 
 def test_a_budget_ends_all_cells_at_one_step_and_a_higher_one_goes_on(machine: Machine) -> None:
@@ -76,7 +77,7 @@ def test_a_budget_ends_all_cells_at_one_step_and_a_higher_one_goes_on(machine: M
     assert again.returncode == 6
     assert "its budget is used up" in again.stderr
     assert "islandctl resume dear --budget" in again.stderr
-    more = machine.islandctl("resume", "dear", "--budget", "40 s")
+    more = machine.islandctl("resume", "dear", "--budget", "30 s")
     assert more.returncode == 6, more.stderr
     assert steps_of(machine.status("dear"))[0] > east
     assert machine.processes("dear") == {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import traceback
 from typing import Any
 
 import pytest
@@ -252,11 +253,14 @@ def attached(place: Any, net: nn.Module, **changes: Any) -> Any:
 def test_attach_without_a_launch_and_without_a_transport() -> None:
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with pytest.raises(UsageError, match="not started by islandctl launch") as caught:
+    with pytest.raises(UsageError, match="not started by `islandctl launch`") as caught:
         islandctl.attach(net, optimizer)
-    assert "worker.command" in caught.value.hint
-    with pytest.raises(UsageError, match="steps is given, but no transport"):
+    for word in ("worker.command", "islandctl.run_cells", "transport=place", "docs/attach.md"):
+        assert word in str(caught.value)
+    with pytest.raises(UsageError, match="steps is given, but no transport") as caught:
         islandctl.attach(net, optimizer, steps=3)
+    shown = traceback.format_exception(caught.value)[-1]  # as a notebook shows it
+    assert shown.startswith("hint: transport=place inside islandctl.run_cells")
 
 
 def test_cells_with_different_models_are_refused_by_the_parameter_s_name() -> None:
@@ -350,6 +354,8 @@ def test_the_others_wait_for_the_first_cell_s_warm_up() -> None:
 
 
 def test_an_exchange_with_a_wrong_key() -> None:
+    error = refused(lambda place: attached(place, model(), exchange={"alpha": 0.5}))
+    assert "attach: exchange.alpha: means nothing with apply: carry" in error.message
     error = refused(lambda place: attached(place, model(), exchange={"windows": 8}))
     assert error.message == "attach: exchange: windows: unknown key 'windows'; did you mean 'window'?"
 

@@ -103,6 +103,27 @@ def test_checkpoints_wait_for_the_relay_and_keep_their_order(
     assert steps(relay) == [10, 20, 30]
 
 
+def test_what_is_made_while_the_relay_is_away_does_not_pile_up(
+    relay: InProcessRelay, link: Flaky, reporter: Reporter, tmp_path: Path
+) -> None:
+    """Also where cells are unequally fast meanwhile, one step is left that all of them have."""
+
+    def there() -> list[int]:
+        return sorted(int(path.name[5:13]) for path in tmp_path.glob("step-*"))
+
+    reporter.register(on_disk(tmp_path, 5), (0,))
+    until(lambda: steps(relay) == [5], "the registration")
+    link.up.clear()
+    for step in range(10, 100, 10):
+        reporter.register(on_disk(tmp_path, step), (0,))
+    until(lambda: there() == [5, 10, 80, 90], "the tidying")
+    link.up.set()
+    until(lambda: steps(relay) == [5, 10, 80, 90], "the registrations")
+    for step in (5, 10, 20, 30):
+        relay.transport(1).register_checkpoint(step, f"other-{step}", (0,), 1)
+    assert [one.step for one in relay.status().joint_checkpoints] == [5, 10]
+
+
 def test_only_what_is_joint_lets_older_ones_go(
     relay: InProcessRelay, link: Flaky, reporter: Reporter, tmp_path: Path
 ) -> None:

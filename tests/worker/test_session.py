@@ -19,6 +19,7 @@ from islandctl.worker.__main__ import work
 from islandctl.worker.checkpoint import listing
 from islandctl.worker.outcome import Outcome
 from islandctl.worker.process import Process, enter
+from islandctl.worker.session import Clock
 from islandctl.worker.wishes import Wishes
 
 RECIPE = {
@@ -85,6 +86,19 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 def lines(folder: Path, kind: str) -> list[dict[str, Any]]:
     found = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return [line for line in found if line["kind"] == kind]
+
+
+def test_an_unusual_wait_is_left_out_of_the_rate_and_usual_ones_are_not() -> None:
+    """Steps of 1 s with a wait of 2 s in every tenth; then the relay is away for 100 s."""
+    clock, now, rate = Clock(0, now=0.0), 0.0, 0.0
+    for step in range(1, 101):
+        stood = 2.0 if step % 10 == 0 else 0.01
+        now += 1.0 + stood
+        rate = clock.tick(100 * step, stood_s=stood, now=now)
+    usual = 2000 / (20 + 4 + 0.18)
+    assert rate == pytest.approx(usual, rel=0.01)
+    assert clock.tick(10_100, stood_s=100.0, now=now + 101.0) == pytest.approx(usual, rel=0.1)
+    assert clock.tick(10_200, stood_s=0.01, now=now + 102.01) == pytest.approx(usual, rel=0.1)
 
 
 def test_a_script_that_falls_goes_on_bit_for_bit(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

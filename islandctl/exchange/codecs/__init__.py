@@ -17,7 +17,7 @@ same bytes. An accelerator has random bits of its own (``fused``).
 
 from islandctl.exchange.codecs.base import Codec
 from islandctl.exchange.codecs.bits import Key
-from islandctl.exchange.codecs.payload import decode, encode, encode_with_feedback
+from islandctl.exchange.codecs.payload import decode, encode
 from islandctl.exchange.codecs.registry import codec_named
 
-__all__ = ["Codec", "Key", "codec_named", "decode", "encode", "encode_with_feedback"]
+__all__ = ["Codec", "Key", "codec_named", "decode", "encode"]

@@ -24,8 +24,8 @@ class NotFiniteError(ValueError):
 class Writer(Protocol):
     """Writes one payload's values into its body, tile by tile."""
 
-    def __call__(self, start: int, values: Floats, decoded: Floats | None) -> None:
-        """Write ``values``, the payload's values from ``start`` on; ``decoded`` takes what a reader will find.
+    def __call__(self, start: int, values: Floats) -> None:
+        """Write ``values``, the payload's values from ``start`` on.
 
         Tiles come in order and whole; only the last may be shorter. Raises ``NotFiniteError``.
         """

@@ -79,7 +79,7 @@ class _GridWriter:
         self._room = _Room(min(grid.tile, num_blocks * grid.block), grid.block)
         self._bits = Bits(key, len(self._room.work)) if grid.stochastic else None
 
-    def __call__(self, start: int, values: Floats, decoded: Floats | None) -> None:
+    def __call__(self, start: int, values: Floats) -> None:
         grid, count = self._grid, len(values)
         if rest := -count % grid.block:
             values = np.pad(values, (0, rest))
@@ -97,8 +97,6 @@ class _GridWriter:
             if self._fraction < 16:
                 np.right_shift(other, np.int32(16 - self._fraction), out=other)
             np.add(fixed, other, out=fixed)
-        if decoded is not None:
-            self._decode(scale_B1, decoded)
         np.right_shift(fixed, np.int32(self._fraction), out=fixed)
         np.copyto(room.codes, fixed, casting="unsafe")  # the lowest byte; above it lie the float's exponent and sign
         self._pack(start, count)
@@ -125,16 +123,6 @@ class _GridWriter:
         np.maximum(scale_B, SMALLEST, out=scale_B)
         return torch.from_numpy(scale_B)[:, None], values
 
-    def _decode(self, scale_B1: torch.Tensor, out: Floats) -> None:
-        """What a reader finds: the integer part, less the offset, times the scale."""
-        room = self._room
-        np.bitwise_and(room.fixed, np.int32(-1 << self._fraction), out=room.other)
-        np.subtract(room.q, self._offset, out=room.q)
-        if len(out) == len(room.q):
-            torch.mul(room.q_BN, scale_B1, out=torch.from_numpy(out).view(-1, self._grid.block))
-        else:
-            out[:] = torch.mul(room.q_BN, scale_B1).view(-1).numpy()[: len(out)]
-
     def _pack(self, start: int, count: int) -> None:
         octets, packed = self._room.octets, self._grid.packed
         place = self._codes[start // packed : -(-(start + count) // packed)]
@@ -155,8 +143,6 @@ class _Room:
         self.work_BN = torch.from_numpy(self.work).view(-1, block)
         self.fixed = self.work.view(np.int32)
         self.other = np.empty(count, dtype=np.int32)
-        self.q = self.other.view(np.float32)
-        self.q_BN = torch.from_numpy(self.q).view(-1, block)
         self.octets = np.empty(count + count % 2, dtype=np.uint8)  # whole pairs
         self.codes = self.octets[:count]
 

@@ -38,59 +38,11 @@ def encode(codec: Codec, values: Tensor, key: Key) -> bytes:
     buffer, write = _begin(codec, len(array), key)
     try:
         for start in range(0, len(array), codec.tile):
-            write(start, array[start : start + codec.tile], None)
+            write(start, array[start : start + codec.tile])
     except NotFiniteError as error:
         raise _refusal(key) from error
     del write  # while it can still write, the buffer would give out a copy
     return buffer.getvalue()
-
-
-def encode_with_feedback(
-    codec: Codec, delta: Tensor, residual: Tensor, beta: float, key: Key, *, decoded: Tensor | None = None
-) -> tuple[bytes, Tensor]:
-    """Encode v = delta + β·residual and give what is left, walking the values once.
-
-    Args:
-        codec: how to write them.
-        delta: the pseudo-gradient, fp32, one dimension.
-        residual: what earlier packets have left out, of the same length, on the same device.
-        beta: β, the share of the residual that is sent.
-        key: what the random bits depend on.
-        decoded: takes what a reader of the payload will find; may be ``delta`` itself.
-
-    Returns:
-        The payload, and the new residual v − decoded.
-
-    Raises:
-        ExchangeError: a value is not finite; ``residual`` is as it was.
-    """
-    if delta.is_cuda:
-        vector_there = torch.add(delta, residual.mul(beta))
-        payload = encode(codec, vector_there, key)
-        found_there = decode(payload, torch.empty_like(delta) if decoded is None else decoded)
-        return payload, torch.sub(vector_there, found_there)
-    d, e = _floats(delta), _floats(residual)
-    buffer, write = _begin(codec, len(d), key)
-    left = np.empty(len(d), dtype=np.float32)  # numpy's, as it asks the kernel for large pages
-    told: Floats | None = None if decoded is None else decoded.numpy()
-    vector, room = (np.empty(min(codec.tile, len(d)), dtype=np.float32) for _ in range(2))
-    share = np.float32(beta)
-    try:
-        for start in range(0, len(d), codec.tile):
-            tile = slice(start, start + codec.tile)
-            v = vector[: len(d[tile])]
-            if beta == 1:
-                np.add(d[tile], e[tile], out=v)
-            else:
-                np.multiply(e[tile], share, out=v)
-                np.add(d[tile], v, out=v)
-            found = room[: len(v)] if told is None else told[tile]
-            write(start, v, found)
-            np.subtract(v, found, out=left[tile])
-    except NotFiniteError as error:
-        raise _refusal(key) from error
-    del write  # as in ``encode``
-    return buffer.getvalue(), torch.from_numpy(left)
 
 
 def decode(payload: bytes | memoryview, out: Tensor | None = None) -> Tensor:

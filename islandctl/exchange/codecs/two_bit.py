@@ -39,7 +39,7 @@ class TwoBit:
         num_blocks = -(-count // self.block)
         scales, packed = body[: 2 * num_blocks].view("<u2"), body[2 * num_blocks :]
 
-        def write(start: int, values: Floats, decoded: Floats | None) -> None:
+        def write(start: int, values: Floats) -> None:
             codes = np.empty(len(values), dtype=np.uint8)
             whole = len(values) // self.block * self.block
             for low, high, block in ((0, whole, self.block), (whole, len(values), len(values) - whole)):
@@ -49,9 +49,6 @@ class TwoBit:
                     first = (start + low) // self.block
                     scales[first : first + len(scale_B)] = scale_B
                     codes[low:high] = codes_BN.reshape(-1)
-                    if decoded is not None:
-                        levels_BN = codes_BN.astype(np.float32) * np.float32(2) - np.float32(3)
-                        decoded[low:high] = (levels_BN * widen(scale_B)[:, None]).reshape(-1)
             packed[start // 4 : -(-(start + len(values)) // 4)] = _pack(codes)
 
         return write

@@ -133,7 +133,7 @@ class Node:
     tier: Tier = "quick"
     wanted: Wanted = Wanted()
     known_hosts: Path = Path("known_hosts")
-    """The run's own."""
+    """islandctl's own."""
     facts: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -235,6 +235,8 @@ class Check(ABC):
     """What to do where it does not pass."""
     deadline_s: float = 60.0
     """After this long the verdict is: no answer."""
+    at_once: int = 64
+    """Of so many places at the same time."""
     measures: bool = False
     """It loads the node, so nothing else runs there meanwhile."""
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from islandctl.config.load import Loaded
-from islandctl.config.paths import RunFolder
+from islandctl.config.paths import RunFolder, known_hosts
 from islandctl.config.recipe import Recipe
 from islandctl.config.site import SiteProfile
 from islandctl.fleet.checks.base import (
@@ -31,6 +31,7 @@ from islandctl.fleet.checks.base import (
 )
 from islandctl.fleet.checks.registry import all_checks
 from islandctl.fleet.checks.runner import Done, Task, run
+from islandctl.fleet.hostkeys import Ask
 from islandctl.planner.catalogue import accelerator
 from islandctl.planner.make import make_plan
 from islandctl.planner.plan import Plan
@@ -56,12 +57,14 @@ def examine(
     *,
     tier: Tier,
     say: Say,
+    ask: Ask | None = None,
     seconds: float | None = None,
 ) -> DoctorReport:
     """Ask all ``checks`` of all sites.
 
     Args:
         say: takes progress, one line each.
+        ask: puts a question to the person; None: nobody is there.
         seconds: for how long each rate is measured; None: as the tier says.
 
     Raises:
@@ -70,11 +73,11 @@ def examine(
     plan, began = make_plan(recipe, sites), time.monotonic()
     record = records.create(plan, f"doctor-{secrets.token_hex(4)}", launcher_pid=os.getpid())
     folder = RunFolder.of(record.run)
-    with only_one(folder.root / "lock", "islandctl doctor"), Reach(plan, record.run, say) as reach:
+    with only_one(folder.root / "lock", "islandctl doctor"), Reach(plan, record.run, say, ask) as reach:
         here = _Examination(plan, record, reach, say)
         try:
             for site in sites:
-                here.nodes += _nodes(plan, site, reach, tier, seconds, folder, record.mark)
+                here.nodes += _nodes(plan, site, reach, tier, seconds, record.mark)
             here.ask(checks)
         finally:
             for line in relay.end(record, plan, reach, lambda line: None):
@@ -94,7 +97,6 @@ def _nodes(
     reach: Reach,
     tier: Tier,
     seconds: float | None,
-    folder: RunFolder,
     mark: str,
 ) -> list[Node]:
     """The site's nodes, each host once, whatever cells it belongs to."""
@@ -121,7 +123,7 @@ def _nodes(
             open=partial(reach.host, profile.name, host),
             tier=tier,
             wanted=wanted,
-            known_hosts=folder.known_hosts,
+            known_hosts=known_hosts(),
             facts={"mark": mark},
         )
         for host, num_ranks in ranks.items()
