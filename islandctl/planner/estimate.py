@@ -198,7 +198,7 @@ def shares(
         step: which end of the step's range.
         of_bandwidth: share of the links' bandwidth that is reached.
         coding: times ``ENCODE_VALUES_PER_S`` that coding takes; 0: none.
-        bytes_per_s: all links as fast as this, in place of their own bandwidth.
+        bytes_per_s: all links as fast as this, in place of their own bandwidth, but for what their connections carry.
     """
     sizes = [fragment.encoded_bytes for fragment in setting.fragments]
     per_byte = setting.counts.total / sum(sizes) / wan.ENCODE_VALUES_PER_S
@@ -208,11 +208,12 @@ def shares(
         seen = setting.sites[cell.site].measured.exchange if bytes_per_s is None else None
         usual = alone_s(max(sizes), setting.partners, link.up_bytes_per_s, link.down_bytes_per_s, link.rtt_s)
         reached = of_bandwidth if seen is None else usual / seen
+        rate = None if bytes_per_s is None else min(bytes_per_s, link.limit_bytes_per_s or bytes_per_s)
         runners.append(
             Runner(
                 step_s=getattr(estimate.run_step, step),
-                up_bytes_per_s=(bytes_per_s or link.up_bytes_per_s) * reached,
-                down_bytes_per_s=(bytes_per_s or link.down_bytes_per_s) * reached,
+                up_bytes_per_s=(rate or link.up_bytes_per_s) * reached,
+                down_bytes_per_s=(rate or link.down_bytes_per_s) * reached,
                 rtt_s=link.rtt_s if seen is None else link.rtt_s / reached,
                 code_s=coding * per_byte / cell.num_ranks if seen is None else 0.0,
             )

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from islandctl.config.recipe import Recipe
 from islandctl.config.site import SiteProfile
 from islandctl.config.units import bits_per_s_text, bytes_text, memory_text, seconds_text
-from islandctl.planner.catalogue import CPU
+from islandctl.planner.catalogue import CPU, Accelerator
 from islandctl.planner.fragments import FragmentSize
-from islandctl.planner.plan import CellEstimate, Figure, Finding, Totals
+from islandctl.planner.plan import CellEstimate, CellPlan, Figure, Finding, Totals
 from islandctl.planner.wan import Link, tunnelled
 
 
@@ -38,6 +38,24 @@ def _against(what: str, place: str, need: Figure, limit: Figure | None, hint: st
     if need.high > limit.value:
         return Finding(level="warn", place=place, text=f"{text} ({limit.formula}): may not fit", hint=hint)
     return Finding(level="ok", place=place, text=text)
+
+
+def network_finding(site: SiteProfile, known: Accelerator, cell: CellPlan, estimate: CellEstimate) -> Finding | None:
+    """A step time without the traffic inside the cell, because nobody has told how fast that is."""
+    if estimate.step is None or not estimate.step.assumed or cell.num_ranks == 1:
+        return None
+    missing = ["network.bandwidth"] if len(cell.nodes) > 1 and site.network is None else []
+    if known.link_bytes_per_s is None and cell.nodes[0].num_ranks > 1:
+        missing.append("gpu.link")
+    if not missing:
+        return None
+    return Finding(
+        level="warn",
+        place=cell.name,
+        text=f"{' and '.join(missing)} not known: what the ranks gather and reduce there in every step is left out, so "
+        "steps may take longer than this",
+        hint=f"give {' and '.join(missing)} in the profile",
+    )
 
 
 def exchange_finding(recipe: Recipe, estimate: CellEstimate, busy_s: float) -> Finding:

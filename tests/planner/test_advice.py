@@ -119,6 +119,13 @@ def test_what_was_measured_takes_the_place_of_what_is_assumed(recipe: Any, site:
     assert (first.memory_per_rank.value, first.memory_per_rank.assumed) == (20e9, False)
 
 
+def test_no_bandwidth_is_promised_that_the_connections_do_not_carry(recipe: Any, site: Any) -> None:
+    """Four connections a rank with 4 MiB on their way in 100 ms carry 21 Gbit/s, whatever the link."""
+    plan = make_plan(big(recipe, exchange__overlap=2), [site("a"), site("b")])
+    assert plan.methods
+    assert all(one.name != "this recipe" for one in plan.methods)
+
+
 def test_a_site_without_storage_is_planned_without_it(recipe: Any, site: Any) -> None:
     plan = make_plan(big(recipe), [site("a"), site("b", storage={"write": "5 GB/s", "free": "10 TB"})])
     assert plan.feasible
@@ -128,7 +135,8 @@ def test_a_site_without_storage_is_planned_without_it(recipe: Any, site: Any) ->
 
 
 def test_the_bandwidth_that_the_recipe_takes_is_enough(recipe: Any, site: Any) -> None:
-    case = Case(big(recipe, exchange__overlap=2), [site("a"), site("b")])
+    wide = {"up": "8 Gbit/s", "down": "8 Gbit/s", "rtt": "100 ms", "window": "64 MiB"}
+    case = Case(big(recipe, exchange__overlap=2), [site("a", wan=wide), site("b", wan=wide)])
     plan = make_plan(case.recipe, case.sites)
     own = plan.methods[0]
     assert own.name == "this recipe"

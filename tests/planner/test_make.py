@@ -97,7 +97,7 @@ def test_step_time_by_hand(recipe: Any, site: Any) -> None:
     flops = 1.6e9 * (6 * plan.parameters_active + 6 * 4 * 16 * 1000) / (16 * 794e12)
     kept = 4 * (4 * (7 * 16 + 3 * 8 + 2 * (4 * 8 + 2 * 16)) + 4 * 4) + 12 * 256
     memory = (1.6e9 * 5 * kept + 28 * plan.parameters_total) / (16 * 3.35e12)
-    traffic = plan.parameters_total * 12 * 15 / 16 / 50e9
+    traffic = plan.parameters_total * 12 * 15 / 16 / 450e9  # a node's eight adapters carry its part faster
     assert first.step.low == pytest.approx(flops / 0.40 + memory + traffic / 4)
     assert first.step.high == pytest.approx(flops / 0.25 + memory + traffic / 0.65 / 4)
     assert second.step.low == first.step.low
