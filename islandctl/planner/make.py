@@ -168,9 +168,7 @@ def _findings(plan: Plan, setting: Setting) -> list[Finding]:
         busy = wan.busy_time(setting.fragments, setting.links[estimate.cell], setting.partners)
         fits = judge.memory_finding(estimate)
         found += [fits, judge.node_memory_finding(estimate), judge.exchange_finding(recipe, estimate, busy)]
-        found.append(
-            judge.network_finding(setting.sites[cell.site], setting.accelerators[cell.site], cell, estimate)
-        )
+        found.append(judge.network_finding(setting.sites[cell.site], setting.accelerators[cell.site], cell, estimate))
         found.append(feed_finding(estimate, cell.nodes[0].num_ranks * _cells_on_node(setting, cell)))
         if fits.level == "fail" and estimate.memory_limit is not None:
             found.append(layout_finding(setting, cell, estimate.memory_limit.value))

@@ -175,7 +175,9 @@ def traffic_s(
         if links is None:
             missing.append("the node's links")
         else:
-            ways.append((volume / links, f"{volume / 1e9:.3g} GB a rank over the node's links at {links / 1e9:.3g} GB/s"))
+            ways.append(
+                (volume / links, f"{volume / 1e9:.3g} GB a rank over the node's links at {links / 1e9:.3g} GB/s")
+            )
     if num_nodes > 1:
         volume, network = sharding_bytes(recipe, counts, num_nodes) / per_node, site.network
         if network is None:

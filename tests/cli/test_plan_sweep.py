@@ -199,6 +199,6 @@ def test_json_tells_what_is_used_the_most() -> None:
     output, _ = run("plan", *CASE, "--json")
     data: dict[str, Any] = json.loads(output)
     assert data["version"] == 2
-    assert data["constraints"][0]["name"] == "network in the site"
+    assert data["constraints"][0]["name"] == "WAN in the overlap"
     assert {row["name"] for row in data["methods"]} >= {"data-parallel", "diloco", "streaming"}
     assert data["totals"]["duration"]["unit"] == "s"

@@ -51,7 +51,9 @@ def planned(row: dict[str, str], recipe: Any, site: Any) -> Any:
         gpu["type"] = "A100-SXM-80"
     if row["gpu"] == "A100-40":
         gpu |= {"memory": "40 GB", "memory_rate": "1.555 TB/s"}
-    network = {"network": {"bandwidth": f"{row['network_gbit']} Gbit/s"}} if row["network_gbit"] else {"network": None}
+    network = (
+        {"network": {"bandwidth": f"{row['network_gbit']} Gbit/s"}} if row["network_gbit"] else {"network": None}
+    )
     hosts = [f"h{number}" for number in range(gpus // 8)]
     profile = site(gpu=gpu, hosts=hosts, **network)
     loaded = recipe(model=model(row["model"]), training=training, exchange__mode="none")
