@@ -203,9 +203,10 @@ def _window_line(plan: Plan) -> str:
     assert cell.run_step is not None
     window = plan.recipe.exchange.window * cell.run_step.value
     sent = max(cell.bytes_up_per_window.value, cell.bytes_down_per_window.value)
+    busy = seconds_text(cell.link_share.value * window)
     line = (
-        f"WAN: {rate_text(sent * 8).removesuffix('/s')} a window and direction, {seconds_text(cell.link_share.value * window)} of "
-        f"{seconds_text(window)} ({share_text(cell.link_share.value)}) in {cell.cell}"
+        f"WAN: {rate_text(sent * 8).removesuffix('/s')} a window and direction, {busy} of {seconds_text(window)} "
+        f"({share_text(cell.link_share.value)}) in {cell.cell}"
     )
     relay = plan.totals.relay_bytes_per_s
     return line if relay is None else f"{line}; relay {rate_text(relay.value * 8)}"

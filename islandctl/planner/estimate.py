@@ -83,7 +83,8 @@ class _Shared:
         self._setting = setting
         self._parts: dict[tuple[int, bool], memory.RankMemory] = {}
         self._saved: dict[int, int] = {}
-        self.slowest_up = wan.slowest_up(setting.links.values())
+        largest = max((fragment.encoded_bytes for fragment in setting.fragments), default=0)
+        self.slowest_up = wan.slowest_up(setting.links.values(), largest)
         codec, partners = setting.recipe.exchange.codec, setting.partners
         self.sent = wan.volume(setting.fragments, min(1, partners), codec, "sent")
         self.fetched = wan.volume(setting.fragments, partners, codec, "fetched")
@@ -132,7 +133,9 @@ def _alone(setting: Setting, cell: CellPlan, shared: _Shared) -> CellEstimate:
         bytes_down_per_window=_or_measured(shared.fetched, site, "fetched"),
         exchange=exchange,
         overlap=hidden,
-        wait_per_window=wan.wait_per_window(recipe, exchange, hidden),
+        wait_per_window=wan.wait_per_window(
+            fragments, exchange, hidden, shared.slowest_up.rtt_s + 1.5 * link.rtt_s if partners else 0.0
+        ),
         link_share=wan.link_share(recipe, wan.busy_time(fragments, link, partners), run_step),
         node_memory=None
         if on_cpu

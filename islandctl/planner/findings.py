@@ -52,8 +52,8 @@ def network_finding(site: SiteProfile, known: Accelerator, cell: CellPlan, estim
     return Finding(
         level="warn",
         place=cell.name,
-        text=f"{' and '.join(missing)} not known: what the ranks gather and reduce there in every step is left out, so "
-        "steps may take longer than this",
+        text=f"{' and '.join(missing)} not known: what the ranks gather and reduce there in every step is left out, "
+        "so steps may take longer than this",
         hint=f"give {' and '.join(missing)} in the profile",
     )
 
@@ -91,7 +91,7 @@ def exchange_finding(recipe: Recipe, estimate: CellEstimate, busy_s: float) -> F
             else f"no overlap hides it: {slower}"
         )
         text = (
-            f"{took}, overlap {overlap} hides {seconds_text(estimate.overlap.value)}: training waits "
+            f"{took}, overlap {overlap} hides {seconds_text(estimate.overlap.value)}: training waits up to "
             f"{seconds_text(need.value - estimate.overlap.value)} a round, {waits} a window"
         )
         return Finding(level="warn", place=place, text=text, hint=hides)

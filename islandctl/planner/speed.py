@@ -7,7 +7,7 @@ from islandctl.config.recipe import Recipe
 from islandctl.config.site import SiteProfile
 from islandctl.planner.activations import LOGIT_BYTES, block_bytes
 from islandctl.planner.catalogue import Accelerator
-from islandctl.planner.parameters import Counts, kv_width
+from islandctl.planner.parameters import Counts, kv_width, padded
 from islandctl.planner.plan import CellPlan, Figure
 
 EFFICIENCY = {"dense": (0.42, 0.67), "moe": (0.25, 0.40)}
@@ -15,9 +15,9 @@ EFFICIENCY = {"dense": (0.42, 0.67), "moe": (0.25, 0.40)}
 to 0.6, Llama 3 405B (arXiv 2407.21783, table 4) at 0.48 to 0.54, Megatron's 145B to 1T on A100 (arXiv 2104.04473) at
 0.55 to 0.60. Mixtures: smaller products, uneven experts; DeepSeek-V3 (arXiv 2412.19437) at about 0.3."""
 
-EASIER = {"A100-SXM-80": 1.25}
-"""Times ``EFFICIENCY``, of accelerators whose memory and links are fast beside their matrix rate. A100: dense models
-of 1B to 70B lie at 0.6 to 0.81 (llm-foundry's and torchtitan's benchmarks), where H100 reaches 0.43 to 0.6."""
+EASIER = {"A100-SXM-80": 1.12}
+"""Times ``EFFICIENCY``, of accelerators whose memory and links are fast beside their matrix rate. A100: Llama 2's whole
+trainings lie at 0.43 to 0.49, benchmarks of llm-foundry and torchtitan at 0.6 to 0.81: up to a tenth faster."""
 
 TOUCHED = 5
 """Times that a kept value crosses the memory bus: written and read forward, read backward, its gradient written and
@@ -82,10 +82,11 @@ def efficiency(recipe: Recipe, accelerator: Accelerator) -> tuple[float, float]:
     return worst * easier, best * easier
 
 
-def sharding_bytes(recipe: Recipe, counts: Counts, num_ranks: int) -> float:
-    """Bytes that FSDP2 brings to each rank in one step: weights twice, gradients once."""
+def sharding_bytes(recipe: Recipe, num_ranks: int, num_groups: int) -> float:
+    """Bytes that FSDP2 over ``num_ranks`` brings in one step to each of ``num_groups`` equal groups of them: weights
+    twice, gradients once, without what lies in the group."""
     weights = 2 if recipe.training.precision == "bfloat16" else 4
-    return counts.total * (2.0 * weights + 4.0) * (num_ranks - 1) / num_ranks
+    return padded(recipe.decoder, num_ranks) * (2.0 * weights + 4.0) * (num_groups - 1) / num_groups
 
 
 def step_time(
@@ -120,7 +121,7 @@ def step_time(
     rank_s = _matrix_s(work, accelerator, fp8=fp8) / cell.num_ranks
     memory_s = _memory_s(work, accelerator) / cell.num_ranks
     worst, best = efficiency(recipe, accelerator)
-    traffic, words = traffic_s(recipe, counts, site, accelerator, cell)
+    traffic, words = traffic_s(recipe, site, accelerator, cell)
     slow_traffic, layers = traffic / NETWORK_SHARE, recipe.decoder.layers
     low = max(rank_s / best + memory_s, traffic) + traffic / layers
     high = max(max(rank_s / worst + memory_s, slow_traffic) + slow_traffic / layers, layers * LAUNCH_S)
@@ -156,9 +157,7 @@ def arithmetic_s(recipe: Recipe, counts: Counts, accelerator: Accelerator, cell:
     return (matrix + _memory_s(work, accelerator)) / cell.num_ranks
 
 
-def traffic_s(
-    recipe: Recipe, counts: Counts, site: SiteProfile, accelerator: Accelerator, cell: CellPlan
-) -> tuple[float, str]:
+def traffic_s(recipe: Recipe, site: SiteProfile, accelerator: Accelerator, cell: CellPlan) -> tuple[float, str]:
     """Seconds of FSDP's traffic at the full rate of what is narrower, and which that is.
 
     Inside a node all of a rank's part passes the links between its accelerators. Between nodes a ring crosses each
@@ -171,7 +170,7 @@ def traffic_s(
     ways: list[tuple[float, str]] = []
     missing = []
     if per_node > 1:
-        volume, links = sharding_bytes(recipe, counts, cell.num_ranks), accelerator.link_bytes_per_s
+        volume, links = sharding_bytes(recipe, cell.num_ranks, cell.num_ranks), accelerator.link_bytes_per_s
         if links is None:
             missing.append("the node's links")
         else:
@@ -179,7 +178,7 @@ def traffic_s(
                 (volume / links, f"{volume / 1e9:.3g} GB a rank over the node's links at {links / 1e9:.3g} GB/s")
             )
     if num_nodes > 1:
-        volume, network = sharding_bytes(recipe, counts, num_nodes) / per_node, site.network
+        volume, network = sharding_bytes(recipe, cell.num_ranks, num_nodes) / per_node, site.network
         if network is None:
             missing.append("network.bandwidth")
         else:

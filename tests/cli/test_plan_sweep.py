@@ -172,7 +172,7 @@ def test_settings_must_hold_together_and_not_one_by_one() -> None:
     assert "window 1, 1 fragments, overlap 0" in output
     _, error = run("plan", *CASE, "--set", words[0])
     assert isinstance(error, UsageError)
-    assert "overlap 5 must be smaller than window 1" in error.message
+    assert "overlap 12 must be smaller than window 1" in error.message
 
 
 def test_what_binds_comes_with_what_lifts_it() -> None:
@@ -199,6 +199,6 @@ def test_json_tells_what_is_used_the_most() -> None:
     output, _ = run("plan", *CASE, "--json")
     data: dict[str, Any] = json.loads(output)
     assert data["version"] == 2
-    assert data["constraints"][0]["name"] == "WAN in the overlap"
+    assert data["constraints"][0]["name"] == "network in the site"
     assert {row["name"] for row in data["methods"]} >= {"data-parallel", "diloco", "streaming"}
     assert data["totals"]["duration"]["unit"] == "s"
