@@ -13,6 +13,7 @@ from islandctl.cli.output import typeable
 from islandctl.cli.tables import plain_table, print_table, wide_console
 from islandctl.config.site import SiteProfile
 from islandctl.config.units import bits_per_s_text, bytes_text, count_text, memory_text, seconds_text
+from islandctl.planner.limits import not_yet
 from islandctl.planner.plan import CellEstimate, CellPlan, Change, Figure, Finding, Plan
 
 FEW_CELLS = 4
@@ -333,4 +334,6 @@ def _print_finding(console: Console, finding: Finding) -> None:
 def _verdict(plan: Plan, command: str) -> Text:
     if not plan.feasible:
         return Text("infeasible: see ✗", style="bold red")
+    if not_yet(plan):
+        return Text("feasible  ", style="bold green").append("but launch does not run it yet: see !", style="default")
     return Text("feasible  ", style="bold green").append(f"next: {typeable(command)}", style="default")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from islandctl.config.recipe import Recipe
 from islandctl.config.site import SiteProfile
@@ -58,7 +58,7 @@ def network_finding(site: SiteProfile, known: Accelerator, cell: CellPlan, estim
     )
 
 
-def exchange_finding(recipe: Recipe, estimate: CellEstimate, busy_s: float) -> Finding:
+def exchange_finding(recipe: Recipe, estimate: CellEstimate, busy_s: float, link: Link, site: SiteProfile) -> Finding:
     """A round against what training hides of it, and all rounds against the window."""
     exchange, need, step = recipe.exchange, estimate.exchange, estimate.run_step
     place = estimate.cell
@@ -73,7 +73,7 @@ def exchange_finding(recipe: Recipe, estimate: CellEstimate, busy_s: float) -> F
             return Finding(level="warn", place=place, text=text, hint="set exchange.overlap")
         text = f"{took}; the step time is unknown here: all is hidden if a step takes at least {seconds_text(enough)}"
         return Finding(level="ok", place=place, text=text)
-    slower = "a faster link, a smaller codec, or a longer window"
+    slower = f"{_wider(recipe, link, site)}, a smaller codec, or a longer window"
     longest = window * step.high
     if max(need.value, busy_s) > longest:
         text = (
@@ -99,6 +99,15 @@ def exchange_finding(recipe: Recipe, estimate: CellEstimate, busy_s: float) -> F
         text = f"{took}, overlap {overlap} hides {seconds_text(estimate.overlap.value)}: at the worst not all of it"
         return Finding(level="ok", place=place, text=text)
     return Finding(level="ok", place=place, text=f"{took}, hidden by overlap {overlap}")
+
+
+def _wider(recipe: Recipe, link: Link, site: SiteProfile) -> str:
+    """What makes the way to the relay wider: the link itself only where it is what is narrow."""
+    if not link_words(link):
+        return "a faster link"
+    if link.by_chunks:
+        return "a larger exchange.chunk"
+    return "relay.address" if tunnelled(site, recipe) else "a larger wan.window (net.ipv4.tcp_wmem on the nodes)"
 
 
 def deadline_finding(recipe: Recipe, fragments: tuple[FragmentSize, ...], links: dict[str, Link]) -> Finding | None:
@@ -166,17 +175,41 @@ def checkpoint_finding(recipe: Recipe, totals: Totals) -> Finding | None:
     )
 
 
-def tunnel_finding(recipe: Recipe, sites: Iterable[SiteProfile]) -> Finding | None:
-    """Sites whose packets all pass the controller's own line, which no profile describes."""
-    names = [site.name for site in sites if tunnelled(site, recipe)]
-    if not names or recipe.exchange.mode == "none" or recipe.relay.emulate is not None:
+def tunnel_finding(recipe: Recipe, sites: Iterable[SiteProfile], links: Mapping[str, Link]) -> Finding | None:
+    """Sites whose packets all pass the controller's own line, which no profile describes.
+
+    Args:
+        links: by cell; a site's first cell has the site's name, or that and a number.
+    """
+    through = [site for site in sites if tunnelled(site, recipe)]
+    if not through or recipe.exchange.mode == "none" or recipe.relay.emulate is not None:
         return None
-    return Finding(
-        level="warn",
-        place="relay",
-        text=f"reached through tunnels of this machine by {_together(names)}: its own line is not in the plan",
-        hint="set relay.address, where the sites can reach the relay directly",
+    text = (
+        f"reached through tunnels of this machine by {_together([site.name for site in through])}: its own line is "
     )
+    text += "not in the plan"
+    narrow = [
+        (links[name], site.name) for site in through for name in _cells_of(site, links) if link_words(links[name])
+    ]
+    if narrow:
+        link, name = min(narrow, key=lambda one: one[0].limit_bytes_per_s or 0.0)
+        text += f", and in {name} {link_words(link)}"
+    hint = "set relay.address, where the sites can reach the relay directly"
+    return Finding(level="warn", place="relay", text=text, hint=hint)
+
+
+def _cells_of(site: SiteProfile, links: Mapping[str, Link]) -> list[str]:
+    return [name for name in (site.name, f"{site.name}-0") if name in links][:1]
+
+
+def link_words(link: Link) -> str:
+    """What the cell's connections carry, where that is less than the link. Empty: the link is the narrower one."""
+    limit = link.limit_bytes_per_s
+    if limit is None or limit > min(link.up_bytes_per_s, link.down_bytes_per_s):
+        return ""
+    number, what = link.limit_words.split(" ", 1)
+    what = what if number != "1" else what.replace("connections", "connection").replace("requests", "request")
+    return f"{number} {what} carry no more than {bits_per_s_text(limit * 8).split(' (')[0]}"
 
 
 def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:

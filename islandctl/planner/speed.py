@@ -16,8 +16,8 @@ to 0.6, Llama 3 405B (arXiv 2407.21783, table 4) at 0.48 to 0.54, Megatron's 145
 0.55 to 0.60. Mixtures: smaller products, uneven experts; DeepSeek-V3 (arXiv 2412.19437) at about 0.3."""
 
 EASIER = {"A100-SXM-80": 1.12}
-"""Times ``EFFICIENCY``, of accelerators whose memory and links are fast beside their matrix rate. A100: Llama 2's whole
-trainings lie at 0.43 to 0.49, benchmarks of llm-foundry and torchtitan at 0.6 to 0.81: up to a tenth faster."""
+"""Times ``EFFICIENCY``, of accelerators whose memory and links are fast beside their matrix rate. A100: Llama 2's
+whole trainings lie at 0.47 to 0.5, benchmarks of llm-foundry and torchtitan at 0.6 to 0.81: up to a tenth faster."""
 
 TOUCHED = 5
 """Times that a kept value crosses the memory bus: written and read forward, read backward, its gradient written and

@@ -293,7 +293,7 @@ def test_only_fragments_that_take_longer_than_the_overlap_are_waited_for(recipe:
     assert estimate.wait_per_window is not None
     assert estimate.overlap is not None
     late = estimate.exchange.value - estimate.overlap.value
-    assert 0 < late
+    assert late > 0
     assert estimate.wait_per_window.value < 4 * late
 
 
