@@ -184,16 +184,15 @@ def tunnel_finding(recipe: Recipe, sites: Iterable[SiteProfile], links: Mapping[
     through = [site for site in sites if tunnelled(site, recipe)]
     if not through or recipe.exchange.mode == "none" or recipe.relay.emulate is not None:
         return None
-    text = (
-        f"reached through tunnels of this machine by {_together([site.name for site in through])}: its own line is "
-    )
-    text += "not in the plan"
     narrow = [
         (links[name], site.name) for site in through for name in _cells_of(site, links) if link_words(links[name])
     ]
+    also = ""
     if narrow:
         link, name = min(narrow, key=lambda one: one[0].limit_bytes_per_s or 0.0)
-        text += f", and in {name} {link_words(link)}"
+        also = f", and in {name} {link_words(link)}"
+    names = _together([site.name for site in through])
+    text = f"reached through tunnels of this machine by {names}: its own line is not in the plan{also}"
     hint = "set relay.address, where the sites can reach the relay directly"
     return Finding(level="warn", place="relay", text=text, hint=hint)
 
@@ -208,8 +207,10 @@ def link_words(link: Link) -> str:
     if limit is None or limit > min(link.up_bytes_per_s, link.down_bytes_per_s):
         return ""
     number, what = link.limit_words.split(" ", 1)
-    what = what if number != "1" else what.replace("connections", "connection").replace("requests", "request")
-    return f"{number} {what} carry no more than {bits_per_s_text(limit * 8).split(' (')[0]}"
+    verb = "carry"
+    if number == "1":
+        what, verb = what.replace("connections", "connection").replace("requests", "request"), "carries"
+    return f"{number} {what} {verb} no more than {bits_per_s_text(limit * 8).split(' (')[0]}"
 
 
 def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
