@@ -74,7 +74,7 @@ def test_what_waits_for_links_is_advised_beside_unequal_sites(recipe: Any, site:
 
 
 def test_windows_that_are_not_possible_are_passed_over(recipe: Any, site: Any) -> None:
-    """With measured pace, checkpoints fall on windows: of 75, 100, 150 … only 100 and 200 can be, and the longest not."""
+    """With measured pace, checkpoints fall on windows: of 75, 100, 150 … only 100 and 200 can be."""
     slow = {"wan__up": "140 Mbit/s", "wan__down": "140 Mbit/s", "measured__step": "1 s"}
     paced = big(recipe, exchange__pace="measured", training__steps=1000, checkpoint__every=200)
     case = Case(paced, [site("a", **slow), site("b", **slow)])
