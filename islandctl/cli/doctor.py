@@ -61,7 +61,6 @@ def doctor(
       islandctl doctor --list
     """
     from islandctl.cli import output
-    from islandctl.cli.asking import questions
     from islandctl.fleet.checks.base import TIERS
     from islandctl.fleet.checks.registry import all_checks, pick
 
@@ -77,6 +76,7 @@ def doctor(
     if not site:
         raise UsageError(f"{recipe}: a recipe needs its sites", hint=f"islandctl doctor {recipe} --site PROFILE")
 
+    from islandctl.cli.asking import questions
     from islandctl.cli.doctor_view import show
     from islandctl.config.load import load_recipe, load_site
     from islandctl.runs.doctor.examine import examine

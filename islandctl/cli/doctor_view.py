@@ -9,10 +9,11 @@ from rich.text import Text
 
 from islandctl.cli import output
 from islandctl.cli.look import table
+from islandctl.fleet.checks.base import listed
 from islandctl.runs.doctor.report import ORDER, DoctorReport, Row
 
 _STYLES = {"fail": "bold red", "unknown": "magenta", "warn": "yellow", "ok": "green", "skipped": "dim"}
-_WORDS = {"fail": "failed", "unknown": "without answer", "warn": "warnings", "ok": "ok", "skipped": "skipped"}
+_WORDS = {"fail": "failed", "unknown": "without answer", "warn": "warned", "ok": "ok", "skipped": "skipped"}
 _EVERYWHERE = "all sites"
 
 
@@ -48,31 +49,27 @@ def _headline(name: str, rows: Sequence[Row]) -> Text:
 
 
 def _lines(rows: Sequence[Row], site: str) -> Iterator[tuple[str, str, str, Text]]:
-    """What is wrong row by row; of what is right one line a check; of what was skipped one line a reason."""
-    alike: dict[tuple[str, str], list[Row]] = {}
+    """What is wrong, once for all places of which the same is said; of what is right one line a check; of what was
+    skipped one line a reason."""
+    alike: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        if row.level in ("ok", "skipped"):
-            alike.setdefault((row.level, row.text if row.level == "skipped" else row.check), []).append(row)
-            continue
-        found = Text(row.text)
-        if row.hint:
-            found.append(f"\n→ {output.typeable(row.hint)}", style="dim")
-        yield row.level, row.check, _short(row.place, site), found
-    for (level, key), group in alike.items():
-        places = list(dict.fromkeys(row.place for row in group))
-        place = _short(places[0], site) if len(places) == 1 else f"{len(places)} places"
-        if level == "skipped":
-            names = list(dict.fromkeys(row.check for row in group))
-            first = names[0] if len(names) == 1 else f"{len(names)} checks"
-            found = Text(key, style="dim")
-            if len(names) > 1:
-                found.append(f": {', '.join(names)}")
-            yield level, first, place, found
-        elif len(places) == 1:
-            for row in group:
-                yield level, row.check, place, Text(row.text)
-        else:
-            yield level, key, place, Text(group[0].text + ("; …" if len({row.text for row in group}) > 1 else ""))
+        said = {"ok": (row.check,), "skipped": (row.text,)}.get(row.level, (row.check, row.text, row.hint))
+        alike.setdefault((row.level, *said), []).append(row)
+    for (level, *_), group in alike.items():
+        first, names = group[0], list(dict.fromkeys(row.check for row in group))
+        texts = list(dict.fromkeys(row.text for row in group))
+        places = list(dict.fromkeys(_short(row.place, site) for row in group))
+        found = Text(first.text, style="dim" if level == "skipped" else "")
+        if level == "skipped" and len(names) > 1:
+            found.append(f": {', '.join(names)}")
+        elif len(places) == 1 and len(texts) > 1:
+            found.append("".join(f"\n{text}" for text in texts[1:]))
+        elif len(texts) > 1:
+            found.append("; …")
+        if level not in ("ok", "skipped") and first.hint:
+            found.append(f"\n→ {output.typeable(first.hint)}", style="dim")
+        check = names[0] if len(names) == 1 else f"{len(names)} checks"
+        yield level, check, listed(places, 1 if len(places) > 2 else 2), found
 
 
 def _short(place: str, site: str) -> str:

@@ -35,6 +35,7 @@ def launch(
     from islandctl.cli import output
     from islandctl.cli.asking import questions
     from islandctl.cli.attend import attend
+    from islandctl.cli.transfers import Transfers
     from islandctl.runs.launch import check_plan, start
 
     plan = _plan(source, site)
@@ -42,8 +43,8 @@ def launch(
         output.message(f"warning: {warning}")
     _confirm(plan, yes)
     try:
-        with questions(json) as ask:
-            record = start(plan, run, output.message, ask)
+        with questions(json) as ask, Transfers() as transfers:
+            record = start(plan, run, transfers.say, ask, transfers.progress)
     except KeyboardInterrupt:
         output.message("interrupted before the workers ran; what was started is ended again")
         raise typer.Exit(130) from None

@@ -10,6 +10,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
+from islandctl.config.secrets import hide
 from islandctl.errors import IslandError
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def console(stream: TextIO | None = None) -> Console:
 
 def data(line: str) -> None:
     """One line of data, to stdout."""
-    print(typeable(line))
+    print(shown(line))
 
 
 def as_json(value: BaseModel | Any) -> None:
@@ -101,7 +102,12 @@ def _finite(value: Any) -> Any:
 
 def message(text: str) -> None:
     """One line for the person, to stderr."""
-    print(typeable(text), file=sys.stderr, flush=True)
+    print(shown(text), file=sys.stderr, flush=True)
+
+
+def shown(text: str) -> str:
+    """``text`` as a person may see it: commands that can be typed here, no secret."""
+    return hide(typeable(text))
 
 
 def error(problem: IslandError) -> None:
@@ -145,7 +151,7 @@ def fault(problem: BaseException) -> None:
     text = f"{type(problem).__name__}: {first}" if first else type(problem).__name__
     path = home() / "faults" / time.strftime(f"%Y%m%dT%H%M%S-{os.getpid()}.txt", time.gmtime())
     try:
-        write_whole(path, "".join(traceback.format_exception(problem)).encode())
+        write_whole(path, hide("".join(traceback.format_exception(problem))).encode())
     except OSError as trouble:
         message(f"error: {text} (its traceback could not be saved: {trouble})")
         return

@@ -63,17 +63,25 @@ def load_recipe(path: str | os.PathLike[str]) -> Loaded[Recipe]:
 
 
 def load_site(path: str | os.PathLike[str]) -> Loaded[SiteProfile]:
-    """Read a site profile. Its relative ssh files are taken from beside the profile.
+    """Read a site profile. Its relative files are taken from beside the profile.
 
     Raises:
         ConfigError: unreadable or wrong; one line for every fault.
     """
     loaded = _load(path, SiteProfile, "site")
     folder = FilePath(path).absolute().parent
-    ssh = loaded.value.ssh
-    files = {key: getattr(ssh, key) for key in ("config", "identity", "known_hosts")}
-    beside = {key: str(folder / name) for key, name in files.items() if name and not name.startswith("~")}
-    site = loaded.value.model_copy(update={"ssh": ssh.model_copy(update=beside)})
+
+    def beside(section: Settings, *keys: str) -> Settings:
+        files = {key: getattr(section, key) for key in keys}
+        found = {key: str(folder / name) for key, name in files.items() if name and not name.startswith("~")}
+        return section.model_copy(update=found)
+
+    site = loaded.value.model_copy(
+        update={
+            "ssh": beside(loaded.value.ssh, "config", "identity", "known_hosts"),
+            "environment": beside(loaded.value.environment, "lock", "wheels"),
+        }
+    )
     return Loaded(site, loaded.path, loaded.text_hash, loaded.places)
 
 

@@ -71,6 +71,7 @@ class CellFolder:
 
     cell.json       the CellJob
     token, ca.pem   0600: the cell's key to the relay, the relay's certificate
+    secrets.json    0600: the variables of worker.secrets
     metrics.jsonl   one line a step, evaluation or exchange (written by rank 0)
     journal.jsonl   rounds that were resolved at another step than the planned one
     script/         the user's own script, where one trains
@@ -86,6 +87,7 @@ class CellFolder:
         self.job = root / "cell.json"
         self.token = root / "token"
         self.ca = root / "ca.pem"
+        self.secrets = root / "secrets.json"
         self.metrics = root / "metrics.jsonl"
         self.journal = root / "journal.jsonl"
         self.outcome = root / "outcome.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import Annotated, Literal
 
@@ -10,11 +11,12 @@ from pydantic import Field, field_validator, model_validator
 from islandctl.config.budget import Budget
 from islandctl.config.exchange import Exchange
 from islandctl.config.model import Name, Settings
-from islandctl.config.site import Bandwidth, RoundTrip, checked_address
+from islandctl.config.site import Bandwidth, RoundTrip, checked_address, checked_secrets
 from islandctl.config.units import Bytes, Deadline, Share, Size, Steps
 
 STDLIB = "python-stdlib"
 """The word for the Python library's own sources, found on every machine."""
+_SECRET = re.compile("(^|_)(API_?KEY|ACCESS_KEY|SECRET_?KEY|TOKEN|SECRET|PASSWORD|PASSWD)$", re.IGNORECASE)
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -249,8 +251,8 @@ class WorkerRecipe(Settings):
     is the interpreter of the site. The script calls `islandctl.attach`; see docs/attach.md. Left out: the built-in
     training."""
     files: tuple[str, ...] = ()
-    """Files and folders beside the recipe that the script needs, itself included. Text, at most 1 MiB in all: they
-    travel with the plan to every node."""
+    """Files and folders beside the recipe that the script needs, itself included; at most 16 MiB in all: they travel
+    with the plan to every node. Of a folder in a git repository all that git does not ignore, committed or not."""
     parameters: int | None = Field(default=None, ge=1)
     """How many parameters the script's model has. Left out: the plan cannot tell what the links carry."""
     restart: Restart = Restart()
@@ -258,7 +260,12 @@ class WorkerRecipe(Settings):
     logs: Size = Field(default=256 * 2**20, ge=4096)
     """What is kept of each rank's log, in four pieces: the oldest is removed when a fifth begins."""
     env: dict[str, str] = Field(default_factory=dict)
-    """Extra environment variables."""
+    """Extra environment variables. They are kept with plan and record: no secrets."""
+    secrets: tuple[str, ...] = ()
+    """Names of this machine's environment variables that the workers need (`WANDB_API_KEY`). Their values are sent
+    apart, to files that only you can read, and are kept nowhere else."""
+
+    _names = field_validator("secrets")(checked_secrets)
 
     @field_validator("command", mode="before")
     @classmethod
@@ -291,6 +298,15 @@ class WorkerRecipe(Settings):
     def _consistent(self) -> WorkerRecipe:
         if self.command is None and (self.files or self.parameters):
             raise self.contradiction("belongs to a command", "files", "parameters")
+        for name in self.env:
+            if name in self.secrets:
+                raise self.contradiction(f"{name} is listed in worker.secrets as well", "env")
+            if _SECRET.search(name):
+                raise self.contradiction(
+                    f"{name} looks like a secret, and worker.env is kept with plan and record; export it here and "
+                    "list its name in worker.secrets",
+                    "env",
+                )
         return self
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from islandctl.config.host_address import parse_address
 from islandctl.config.model import Name, Settings, Truth
+from islandctl.config.slurm import Slurm
 from islandctl.config.units import (
     BitsPerSecond,
     Bytes,
@@ -45,6 +47,16 @@ def checked_folder(text: str) -> str:
     if not text.startswith(("/", "~/")) and text != "~":
         raise ValueError(f"'{text}' is relative, but nodes share no current folder; begin with / or ~/")
     return text
+
+
+def checked_secrets(names: tuple[str, ...]) -> tuple[str, ...]:
+    """``names`` unchanged, when all can name variables that are not our own; else a ``ValueError``."""
+    for name in names:
+        if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
+            raise ValueError(f"'{name}' is not the name of an environment variable; values do not belong here")
+        if name.startswith("ISLANDCTL_"):
+            raise ValueError(f"'{name}': ISLANDCTL_… belongs to islandctl")
+    return names
 
 
 class Gpu(Settings):
@@ -213,8 +225,14 @@ class Ssh(Settings):
     """One handshake; generous, since bastions across an ocean take seconds."""
 
 
+_PASSWORD = re.compile(r"://[^/\s@]*:(?!\$\{)[^/\s@]+@")
+
+
 class Environment(Settings):
-    """The Python environment of the workers."""
+    """The Python environment of the workers.
+
+    File names: ``~`` is the user's home, and a relative one lies beside the profile.
+    """
 
     python: str = "python3"
     """Interpreter on the site: a name or an absolute path."""
@@ -222,21 +240,37 @@ class Environment(Settings):
     """Build a virtual environment on the site from ``packages``. False: use ``python`` as it is."""
     packages: tuple[str, ...] = ("torch>=2.10", "numpy>=1.26")
     """Added to what a worker needs itself (its small dependencies are always installed)."""
+    lock: str | None = None
+    """A requirements file with everything that is installed, as ``pip freeze`` writes it (hashes are checked); then
+    ``packages`` is not used."""
     pip_options: tuple[str, ...] = ()
-    """Options for pip install, for example an index."""
+    """Options for pip install, for example an index. ``${NAME}`` stands for a secret."""
+    secrets: tuple[str, ...] = ()
+    """Names of this machine's environment variables that pip needs there. Their values are sent apart."""
+    offline: Truth = False
+    """The site reaches no package index: packages are fetched on this machine, for the site's Python, and sent."""
+    wheels: str | None = None
+    """A folder of wheels on this machine; they are sent, and nothing else is installed."""
     setup: tuple[str, ...] = ()
     """Shell lines (POSIX sh) run before every command of the run, for example ``module load cuda``."""
 
+    _names = field_validator("secrets")(checked_secrets)
 
-class Slurm(Settings):
-    """Options of the scheduler ``slurm``."""
+    @field_validator("pip_options")
+    @classmethod
+    def _no_password(cls, options: tuple[str, ...]) -> tuple[str, ...]:
+        if any(_PASSWORD.search(option) for option in options):
+            raise ValueError(
+                "holds a password, and would be kept with plan and record; write ${NAME} in its place and list NAME "
+                "in environment.secrets"
+            )
+        return options
 
-    partition: str | None = None
-    """``sbatch --partition``."""
-    account: str | None = None
-    """``sbatch --account``."""
-    extra: tuple[str, ...] = ()
-    """More options for sbatch, as they are."""
+    @model_validator(mode="after")
+    def _one_source(self) -> Environment:
+        if self.offline and self.wheels is not None:
+            raise self.contradiction("packages come from here or from there; leave one out", "offline", "wheels")
+        return self
 
 
 class SiteProfile(Settings):
@@ -249,9 +283,9 @@ class SiteProfile(Settings):
     region: str = "unknown"
     """For people; nothing depends on it."""
     scheduler: Literal["local", "ssh", "slurm"]
-    """``local``: this machine. ``ssh``: plain hosts. ``slurm``: the first host is the login node."""
+    """``local``: this machine. ``ssh``: plain hosts. ``slurm``: a Slurm cluster, driven over its login node."""
     hosts: tuple[str, ...] = ()
-    """ssh aliases or [user@]host[:port] forms, one per node (``local`` has none)."""
+    """ssh aliases or [user@]host[:port] forms, one per node (``local`` has none; of ``slurm`` the login node)."""
     gpu: Gpu
     wan: Wan
     network: Network | None = None
@@ -269,7 +303,8 @@ class SiteProfile(Settings):
     slurm: Slurm | None = None
     """Only with ``scheduler: slurm``."""
     work_dir: str = "~/islandctl"
-    """Folder on every node for code, environment, logs and checkpoints. ``~`` is the node's own home."""
+    """Folder on every node for code, environment, logs and checkpoints. ``~`` is the node's own home. With ``slurm``
+    it must lie on a file system that the login node and all nodes share."""
 
     @property
     def num_nodes(self) -> int:
@@ -280,6 +315,11 @@ class SiteProfile(Settings):
     def ranks_per_node(self) -> int:
         """Ranks (accelerators) used on each node."""
         return min(self.gpu.count, self.gpu.per_node)
+
+    @property
+    def hosts_are_nodes(self) -> bool:
+        """Are the hosts the nodes? Else a scheduler chooses the nodes, and shares out what is on them."""
+        return self.scheduler != "slurm"
 
     _folder = field_validator("work_dir")(checked_folder)
 

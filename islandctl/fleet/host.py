@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -45,6 +45,12 @@ class Host(Protocol):
         ``source`` defines ``main(args, payload)`` which returns a JSON value. Source, arguments and payload travel
         on stdin, the result comes back between random markers: no quoting, no shell noise, nothing on the command
         line. An exception in ``main`` becomes a ``PreflightError`` that names the host and the last line.
+        """
+
+    def feed(self, source: str, args: Mapping[str, Any], pieces: Iterable[bytes], *, timeout_s: float) -> Any:
+        """As ``python``, for much data: ``main(args, stream)`` reads ``pieces`` as they come.
+
+        It may return before it has read all of them.
         """
 
     def close(self) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from islandctl.errors import PreflightError
@@ -51,6 +53,25 @@ class LocalHost:
             ) from error
         code = done.returncode if done.returncode >= 0 else None
         return wire.result(self.label, call, Completed(code, done.stdout, done.stderr))
+
+    def feed(self, source: str, args: Mapping[str, Any], pieces: Iterable[bytes], *, timeout_s: float) -> Any:
+        """Run a Python program on a stream; see ``Host.feed``."""
+        call = wire.call(source, args, b"", timeout_s, stream=True)
+        with subprocess.Popen(
+            [sys.executable, "-I", "-c", wire.BOOT],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        ) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            with contextlib.suppress(OSError):  # it may end without reading all: its answer tells why
+                for piece in itertools.chain([call.stdin], pieces):
+                    process.stdin.write(piece)
+                process.stdin.close()
+            said = process.stdout.read()  # it ends itself after timeout_s
+        code = process.returncode if process.returncode >= 0 else None
+        return wire.result(self.label, call, Completed(code, said, b""))
 
     def here(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a function of this very process that only reads: what ``python`` does, without a process of its own.

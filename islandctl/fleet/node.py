@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +28,21 @@ READING = ("read_many", "tail_offsets", "sizes")
 AnyPath = PurePosixPath | str
 
 _SUPERVISOR_CALLS = """
+def begin(folder, supervisor, python, job):
+    if states([folder])[0]["state"] in LIVE:
+        return {"started": False, "alive": True}
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, "job.json")
+    with open(os.open(path + ".tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(job)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(path + ".tmp", path)
+    global __file__
+    __file__ = os.path.expanduser(supervisor)
+    return start(folder, os.path.expanduser(python))
+
+
 def main(args, payload):
     if args["do"] == "states":
         return states([os.path.expanduser(folder) for folder in args["folders"]])
@@ -38,6 +52,8 @@ def main(args, payload):
         return remains(args["mark"], [os.path.expanduser(folder) for folder in args["folders"]], args["ports"])
     if args["do"] == "end":
         return end_marked(args["mark"], args["job"], args["timeout_s"])
+    if args["do"] == "start":
+        return begin(os.path.expanduser(args["folder"]), args["supervisor"], args["python"], payload)
     return stop(os.path.expanduser(args["folder"]), args["timeout_s"])
 """
 
@@ -109,15 +125,23 @@ def _supervisor(host: Host, do: str, deadline_s: float = TIMEOUT_S, **args: Any)
 
 
 def write_files(
-    host: Host, folder: AnyPath, files: Mapping[str, tuple[bytes, int]], *, timeout_s: float = TIMEOUT_S
+    host: Host,
+    folder: AnyPath,
+    files: Mapping[str, tuple[bytes, int]],
+    *,
+    gone: Sequence[str] = (),
+    timeout_s: float = TIMEOUT_S,
 ) -> None:
     """Write ``name → (content, mode)`` below a folder, which is made where missing; each file whole or not at all.
 
     Content travels on stdin and gets its mode (0o600 for secrets) before its first byte.
+
+    Args:
+        gone: files below the folder that are to be away then.
     """
     listed = [[name, len(content), mode] for name, (content, mode) in files.items()]
     payload = b"".join(content for content, _ in files.values())
-    _files(host, "write_files", payload, timeout_s, folder=str(folder), files=listed)
+    _files(host, "write_files", payload, timeout_s, folder=str(folder), files=listed, gone=list(gone))
 
 
 def read_many(host: Host, parts: Sequence[tuple[AnyPath, int, int]]) -> list[Piece]:
@@ -201,24 +225,20 @@ def start(host: Host, supervisor_path: AnyPath, python: str, folder: AnyPath, jo
     Raises:
         RunError: one runs there already, or it did not come up.
     """
-    if _alive(host, folder):
+    answer = host.python(
+        _source("supervisor.py") + _SUPERVISOR_CALLS,
+        {"do": "start", "folder": str(folder), "supervisor": str(supervisor_path), "python": python},
+        timeout_s=TIMEOUT_S,
+        payload=job.model_dump_json(indent=1).encode(),
+    )
+    if not answer["started"] and answer["alive"]:
         raise RunError(
             f"{host.label}: a supervisor of {job.name} runs already in {folder}",
             hint=f"islandctl status {job.run}; or islandctl stop {job.run}",
         )
-    write_files(host, folder, {"job.json": (job.model_dump_json(indent=1).encode(), 0o600)})
-    done = host.run([python, str(supervisor_path), "start", str(folder)], timeout_s=30.0)
-    try:
-        answer = json.loads(done.stdout)
-    except ValueError:
-        answer = {"started": False, "reason": (done.stderr or done.stdout).decode(errors="replace").strip()[-300:]}
     if not answer["started"]:
         raise RunError(f"{host.label}: the supervisor of {job.name} did not start: {answer['reason']}")
     return int(answer["supervisor_pid"])
-
-
-def _alive(host: Host, folder: AnyPath) -> bool:
-    return state(host, folder).state in ("starting", "running", "backoff", "stopping")
 
 
 def states(host: Host, folders: Sequence[AnyPath]) -> list[SupervisorState]:

@@ -38,6 +38,9 @@ def write_files(args: dict[str, Any], payload: bytes) -> None:
                 os.unlink(aside)
             raise
         at += size
+    for name in args.get("gone", ()):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(folder, name))
 
 
 def read_many(args: dict[str, Any], _: bytes) -> list[dict[str, Any]]:

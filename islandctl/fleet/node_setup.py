@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import fcntl
 import hashlib
 import io
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
-import tarfile
-import tempfile
+import sys
 import time
-from collections.abc import Iterator
+import zlib
 from typing import Any
+
+from islandctl.fleet.node_store import expand, identity, locked, place
 
 _CHECK = """
 import importlib, json, platform, sys
@@ -39,10 +38,11 @@ for name, least in wanted:
 sys.stdout.write("\\n%s %s\\n" % (marker, json.dumps(told)))
 """
 
-
-def expand(path: str) -> str:
-    """``~`` is the node's own home."""
-    return os.path.abspath(os.path.expanduser(path))
+_UNREACHABLE = re.compile(
+    "Failed to establish a new connection|Name or service not known|Temporary failure in name resolution|"
+    "Network is unreachable|Connection refused|ConnectTimeoutError|No route to host|NameResolutionError"
+)
+"""What pip says of an index that it cannot reach."""
 
 
 def with_setup(setup: list[str], argv: list[str]) -> list[str]:
@@ -50,45 +50,45 @@ def with_setup(setup: list[str], argv: list[str]) -> list[str]:
     return ["/bin/sh", "-c", "\n".join(setup) + '\nexec "$@"', "sh", *argv] if setup else argv
 
 
+def read_whole(path: str) -> bytes:
+    """The content of a file, without Python's layers above it: every launch reads hundreds on each node."""
+    descriptor = os.open(path, os.O_RDONLY)
+    pieces: list[bytes] = []
+    try:
+        while True:
+            piece = os.read(descriptor, 1 << 20)
+            if not piece:
+                return b"".join(pieces)
+            pieces.append(piece)
+    finally:
+        os.close(descriptor)
+
+
+def write_all(descriptor: int, content: bytes) -> None:
+    """``os.write`` until all is written."""
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
 def tree_hash(folder: str) -> str:
-    """The hash of a code folder: sha256 over names and contents in order, compiled files left out."""
+    """The hash of a code folder: sha256 over names, contents and modes in order, compiled files left out."""
     total = hashlib.sha256()
     names = []
     for root, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if name != "__pycache__"]
         names += [os.path.relpath(os.path.join(root, name), folder) for name in files]
     for name in sorted(names):
-        with open(os.path.join(folder, name), "rb") as file:
-            content = file.read()
-        total.update(json.dumps([name, len(content)]).encode() + content)
+        path = os.path.join(folder, name)
+        content, executable = read_whole(path), os.stat(path).st_mode & 0o100
+        total.update(json.dumps([name, len(content)] + ([1] if executable else [])).encode() + content)
     return total.hexdigest()[:16]
-
-
-@contextlib.contextmanager
-def locked(path: str, timeout_s: float) -> Iterator[None]:
-    """One launch at a time; waits for another one."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError as error:
-                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                    raise OSError(
-                        error.errno, "file locks do not work on this file system (Lustre: -o flock)"
-                    ) from None
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"another launch has held {path} for {timeout_s:.0f} s") from None
-                time.sleep(0.1)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def check(python: str, setup: list[str], wanted: list[Any], timeout_s: float) -> dict[str, Any]:
     """Ask an interpreter what it is and whether it imports ``wanted``: [module, least version as numbers]."""
+    if not wanted and not setup and shutil.which(os.path.expanduser(python)) == sys.executable:
+        return {"executable": sys.executable, "version": platform.python_version(), "found": {}, "missing": {}}
     marker = os.urandom(8).hex()
     argv = with_setup(setup, [os.path.expanduser(python), "-c", _CHECK, json.dumps(wanted), marker])
     try:
@@ -111,73 +111,137 @@ def probe(args: dict[str, Any], _: bytes) -> dict[str, Any]:
     work = expand(args["work_dir"])
     try:
         os.makedirs(work, exist_ok=True)
-        with tempfile.TemporaryFile(dir=work):
-            pass
+        aside = os.path.join(work, ".writable-" + os.urandom(4).hex())
+        os.close(os.open(aside, os.O_CREAT | os.O_EXCL, 0o600))
+        os.unlink(aside)
+        who = identity(work)
     except OSError as error:
         return {"work_dir": work, "unfit": error.strerror}
-    code = os.path.join(work, "code", args["bundle_hash"])
     return {
         "home": os.path.expanduser("~"),
         "work_dir": work,
+        "identity": who,
         "free_bytes": shutil.disk_usage(work).free,
         "arch": platform.machine(),
-        "code_there": os.path.isdir(code) and tree_hash(code) == args["bundle_hash"],
+        "libc": platform.libc_ver(),
+        "code_there": settled(args, b""),
         "python": check(args["python"], args["setup"], args["wanted"], args["timeout_s"]),
         "path": os.environ.get("PATH", ""),
         "clock": [began, time.time()],
     }
 
 
+def settled(args: dict[str, Any], _: bytes) -> list[bool]:
+    """Of each bundle whether it is here, whole and unchanged."""
+    root = os.path.join(expand(args["work_dir"]), "code")
+    if os.path.isdir(root):
+        os.listdir(root)  # a network file system may still believe that a folder is not there
+    return [_whole(os.path.join(root, name), name) for name in args["bundles"]]
+
+
+def _whole(folder: str, name: str) -> bool:
+    return os.path.isdir(folder) and tree_hash(folder) == name
+
+
 def put_code(args: dict[str, Any], payload: bytes) -> None:
-    """Unpack the bundle aside, check it, and move it into place in one step."""
+    """Unpack a bundle aside, check it, and move it into place in one step.
+
+    It is the payload, or with ``content`` one of the store, which then goes.
+    """
+    name = args["bundle_hash"]
+    stored = place(args["work_dir"], args["content"]) if args.get("content") else None
     root = os.path.join(expand(args["work_dir"]), "code")
     os.makedirs(root, exist_ok=True)
-    place = os.path.join(root, args["bundle_hash"])
-    with locked(os.path.join(root, args["bundle_hash"] + ".lock"), 120.0):
-        if os.path.isdir(place):
-            if tree_hash(place) == args["bundle_hash"]:
-                return
-            os.rename(place, f"{place}.damaged-{os.urandom(4).hex()}")
-        aside = f"{place}.{os.urandom(4).hex()}.tmp"
-        try:
-            _unpack(payload, aside)
-            found = tree_hash(aside)
-            if found != args["bundle_hash"]:
-                raise ValueError(f"the code arrived damaged: hash {found} instead of {args['bundle_hash']}")
-            os.rename(aside, place)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+    folder = os.path.join(root, name)
+    with locked(folder + ".lock", 120.0):
+        if not _whole(folder, name):
+            if os.path.isdir(folder):
+                os.rename(folder, f"{folder}.damaged-{os.urandom(4).hex()}")
+            aside = f"{folder}.{os.urandom(4).hex()}.tmp"
+            try:
+                found = _unpack(read_whole(stored) if stored else payload, aside)
+                if found != name:
+                    raise ValueError(f"the code arrived damaged: hash {found} instead of {name}")
+                os.rename(aside, folder)
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
 
 
-def _unpack(payload: bytes, folder: str) -> None:
-    with tarfile.open(fileobj=io.BytesIO(payload), mode="r:gz") as archive:
-        for member in archive.getmembers():
-            parts = member.name.split("/")
-            if not member.isfile() or ".." in parts or member.name.startswith("/"):
-                raise ValueError(f"the bundle holds {member.name!r}, which is not a plain file")
-            path = os.path.join(folder, *parts)
+def copy_code(args: dict[str, Any], _: bytes) -> bool:
+    """Copy a bundle that is here to another folder of the work folder, as a whole. False: it is not here."""
+    source = os.path.join(expand(args["work_dir"]), "code", args["bundle_hash"])
+    target = expand(args["folder"])
+    if not _whole(source, args["bundle_hash"]):
+        return False
+    shutil.copytree(source, target, dirs_exist_ok=True)
+    return True
+
+
+def _sync(folder: str) -> None:
+    """See that what was written there survives a power cut: one wait, and not one for every file."""
+    import ctypes  # here, as below: most launches find all there, and loading takes time on each node
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        ctypes.CDLL(None).syncfs(descriptor)
+    except (OSError, AttributeError):  # a C library without it
+        os.sync()
+    finally:
+        os.close(descriptor)
+
+
+def _unpack(packed: bytes, folder: str) -> str:
+    """Write the files of a bundle; the hash of what they are, as ``tree_hash`` would find it."""
+    head, _, contents = zlib.decompress(packed).partition(b"\n")
+    total, at, made = hashlib.sha256(), 0, set()
+    os.umask(0o022)
+    for entry in json.loads(head.decode()):
+        name, size, executable = entry[0], entry[1], len(entry) > 2
+        parts = name.split("/")
+        if ".." in parts or "" in parts:
+            raise ValueError(f"the bundle holds {name!r}, which is no place below its folder")
+        path = os.path.join(folder, *parts)
+        if os.path.dirname(path) not in made:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            source = archive.extractfile(member)
-            with open(path, "wb") as file:
-                file.write(source.read() if source else b"")
-                file.flush()
-                os.fsync(file.fileno())
+            made.add(os.path.dirname(path))
+        content = contents[at : at + size]
+        at += size
+        total.update(json.dumps(entry).encode() + content)
+        # without Python's layers above it: a node writes hundreds of files
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755 if executable else 0o644)
+        try:
+            write_all(descriptor, content)
+        finally:
+            os.close(descriptor)
+    _sync(folder)
+    return total.hexdigest()[:16]
+
+
+def find_env(args: dict[str, Any], _: bytes) -> str | None:
+    """The interpreter of ``env/<hash>``, if that is whole."""
+    folder = os.path.join(expand(args["work_dir"]), "env", args["env_hash"])
+    python = os.path.join(folder, "bin", "python")
+    return python if os.path.isfile(os.path.join(folder, "complete.json")) and os.path.exists(python) else None
 
 
 def build_env(args: dict[str, Any], _: bytes) -> dict[str, Any]:
-    """Make the virtual environment ``env/<hash>``, or find it whole. A half-built one is removed and built again."""
+    """Make the virtual environment ``env/<hash>``, or find it whole. A half-built one is removed and built again.
+
+    It is built in its place, since it could not be moved; its last file, ``complete.json``, makes it count.
+    """
     root = os.path.join(expand(args["work_dir"]), "env")
     os.makedirs(root, exist_ok=True)
     folder = os.path.join(root, args["env_hash"])
     python, complete = os.path.join(folder, "bin", "python"), os.path.join(folder, "complete.json")
     with locked(os.path.join(root, args["env_hash"] + ".lock"), args["timeout_s"]):
-        if os.path.isfile(complete) and os.path.exists(python):
+        if find_env(args, b""):
             return {"python": python, "built": False}
         shutil.rmtree(folder, ignore_errors=True)
         try:
             told = _fill_env(folder, args)
             told["free_bytes"] = shutil.disk_usage(root).free
         finally:
+            shutil.rmtree(folder + ".wheels", ignore_errors=True)
             if not os.path.isfile(complete):
                 shutil.rmtree(folder, ignore_errors=True)  # what is half made is of no use, and may fill a disk
         return {"python": python, **told}
@@ -187,15 +251,18 @@ def _fill_env(folder: str, args: dict[str, Any]) -> dict[str, Any]:
     python, complete = os.path.join(folder, "bin", "python"), os.path.join(folder, "complete.json")
     failure = _run([os.path.expanduser(args["python"]), "-m", "venv", folder], args)
     if failure:
-        return {"error": "venv", "lines": failure}
+        return {"error": "venv", "lines": failure[-6:]}
     # A file, not arguments: an index address may hold a password, and arguments are seen by all users.
     requirements = os.path.join(folder, "requirements.txt")
     with open(os.open(requirements, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
         file.write("\n".join(args["requirements"]) + "\n")
-    pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
-    failure = _run([*pip, *args["pip_options"], "-r", requirements], args)
+    pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *args["pip_options"]]
+    if args["wheels"] is not None:
+        pip += ["--no-index", "--find-links", _wheels(folder + ".wheels", args)]
+    failure = _run([*pip, "-r", requirements], args)
     if failure:
-        return {"error": "pip", "lines": failure}
+        unreachable = [line for line in failure if _UNREACHABLE.search(line)] if args["wheels"] is None else []
+        return {"error": "pip", "lines": failure[-6:], "unreachable": unreachable[-1] if unreachable else ""}
     told = check(python, args["setup"], args["wanted"], args["timeout_s"])
     if told.get("error") or told["missing"]:
         return {"error": "check", "told": told}
@@ -208,8 +275,25 @@ def _fill_env(folder: str, args: dict[str, Any]) -> dict[str, Any]:
     return {"built": True}
 
 
+def _wheels(folder: str, args: dict[str, Any]) -> str:
+    """A folder that holds the store's contents under the names that pip wants; of a ``.tar`` what is in it."""
+    import tarfile
+
+    shutil.rmtree(folder, ignore_errors=True)
+    os.makedirs(folder)
+    for content, name in args["wheels"]:
+        if not name.endswith(".tar"):
+            os.symlink(place(args["work_dir"], content), os.path.join(folder, os.path.basename(name)))
+            continue
+        with tarfile.open(place(args["work_dir"], content)) as archive:
+            for member in archive:
+                with open(os.path.join(folder, os.path.basename(member.name)), "wb") as file:
+                    shutil.copyfileobj(archive.extractfile(member) or io.BytesIO(), file)
+    return folder
+
+
 def _run(argv: list[str], args: dict[str, Any]) -> list[str]:
-    """Run a step; the last lines of its output if it failed."""
+    """Run a step; its output if it failed."""
     try:
         done = subprocess.run(
             with_setup(args["setup"], argv),
@@ -217,6 +301,7 @@ def _run(argv: list[str], args: dict[str, Any]) -> list[str]:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             timeout=args["timeout_s"],
+            env=dict(os.environ, **args["secrets"]),
         )
     except subprocess.TimeoutExpired:
         return [f"{argv[0]} was not done within {args['timeout_s']:.0f} s"]
@@ -224,10 +309,13 @@ def _run(argv: list[str], args: dict[str, Any]) -> list[str]:
         return [f"cannot run {argv[0]}: {error.strerror}"]
     if done.returncode == 0:
         return []
-    lines = [line.strip() for line in done.stdout.decode(errors="replace").splitlines() if line.strip()]
-    return lines[-6:] or [f"exit code {done.returncode}"]
+    text = done.stdout.decode(errors="replace")
+    for secret in args["secrets"].values():
+        text = text.replace(secret, "***") if secret else text
+    return [line.strip() for line in text.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
 
 
 def main(args: dict[str, Any], payload: bytes) -> Any:
     """Entry for ``Host.python``: ``do`` names the function."""
-    return {function.__name__: function for function in (probe, put_code, build_env)}[args["do"]](args, payload)
+    functions = (probe, settled, put_code, copy_code, find_env, build_env)
+    return {function.__name__: function for function in functions}[args["do"]](args, payload)

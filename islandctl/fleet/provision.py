@@ -1,114 +1,51 @@
-"""Makes a node ready: code in a folder named by its content, an interpreter that imports what a worker needs."""
+"""Makes nodes ready: code in a folder named by its content, an interpreter that imports what a process needs.
+
+What many nodes need is put as rarely as it may be: once for all that share a folder, once for a site whose nodes can
+give it to each other (``delivery.py``), and not at all where it lies already.
+"""
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import io
-import json
+import contextlib
 import math
-import re
+import secrets
 import shlex
 import sys
-import tarfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path, PurePosixPath
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any
 
-import islandctl
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+from islandctl.config.secrets import values as secret_values
 from islandctl.config.site import SiteProfile
-from islandctl.errors import PreflightError
+from islandctl.errors import IslandError, PreflightError, UnreachableError
+from islandctl.fleet import environment as env
+from islandctl.fleet.bundle import Bundle
+from islandctl.fleet.delivery import Content, Member, Progress, deliver
+from islandctl.fleet.environment import Environment, listed
 from islandctl.fleet.host import Host
+from islandctl.fleet.local import LocalHost
+from islandctl.fleet.needs import PYTHON_LEAST, Needs, worker_needs
+from islandctl.fleet.wire import program
 
-PYTHON_LEAST = (3, 11)
-WORKER_REQUIREMENTS = ("blake3>=1.0", "httpx>=0.28,<1", "numpy>=1.26", "pydantic>=2.9,<3", "tenacity>=9,<10")
-"""The small dependencies of a worker; torch comes from the profile's ``environment.packages``."""
-SOAP_REQUIREMENT = "pytorch-optimizer>=4.1,<5"
-WORKER_IMPORTS: tuple[tuple[str, tuple[int, ...]], ...] = (
-    ("torch", (2, 10)),
-    ("numpy", (1, 26)),
-    ("pydantic", (2, 9)),
-    ("httpx", ()),
-    ("blake3", ()),
-    ("tenacity", ()),
-)
-"""What is imported to believe in an environment. torch before 2.10 does not have all that the worker uses."""
-
-
-@dataclass(frozen=True)
-class Needs:
-    """What an interpreter must have: how to install it, and what to import to believe it."""
-
-    who: str
-    """For messages: ``a worker``."""
-    requirements: tuple[str, ...]
-    imports: tuple[tuple[str, tuple[int, ...]], ...]
-    """Module and least version."""
-    packages: bool = True
-    """Whether the profile's ``environment.packages`` (torch and the like) are wanted too."""
-    extras: str = "worker"
-    """What of islandctl itself to install on this machine, if something is missing here."""
-
-
-def worker_needs(optimizer: str = "adamw") -> Needs:
-    """Of a node that trains.
-
-    Args:
-        optimizer: the recipe's ``training.optimizer.kind``; empty: a script has its own.
-    """
-    needs = Needs("a worker", WORKER_REQUIREMENTS, WORKER_IMPORTS)
-    if optimizer != "soap":
-        return needs
-    return replace(
-        needs,
-        who="a worker with the optimizer soap",
-        requirements=(*needs.requirements, SOAP_REQUIREMENT),
-        imports=(*needs.imports, ("pytorch_optimizer", ())),
-        extras="worker,soap",
-    )
-
-
-RELAY_NEEDS = Needs(
-    "the relay",
-    (
-        "blake3>=1.0",
-        "cryptography>=43",
-        "httpx>=0.28,<1",
-        "prometheus-client>=0.21",
-        "pydantic>=2.9,<3",
-        "starlette>=0.45",
-        "tenacity>=9,<10",
-        "uvicorn>=0.34",
-    ),
-    (("pydantic", (2, 9)), ("starlette", ()), ("uvicorn", ()), ("blake3", ()), ("prometheus_client", ())),
-    packages=False,
-)
-"""Of a host that only carries the relay: no torch."""
 CHECK_TIMEOUT_S = 300.0
 """The first import of torch from a cold shared file system takes minutes."""
-BUILD_TIMEOUT_S = 3600.0
-"""pip fetches gigabytes for a CUDA build of torch."""
+PUT_TIMEOUT_S = 300.0
 LEAST_FREE_BYTES = 200_000_000
-FULL_BYTES = 10_000_000
-"""With less than this left after a failed build, the disk is what failed: venv does not always say so."""
 CLOCK_WARN_S, CLOCK_LIMIT_S = 0.5, 3.0
 """How far a node's clock may be off this machine's: heartbeat ages, certificates and logs are read by it."""
-_INDEX_OPTIONS = ("-i", "--index-url", "--extra-index-url", "-f", "--find-links", "--trusted-host")
-_INDEX_SWITCHES = ("--no-index", "--pre")
-_SUFFIXES = (".py", ".csv", ".yaml", ".json", ".typed")
+SMALL_BYTES = 1 << 20
+"""A bundle up to this size goes to each node in one call: less than a handshake's worth of time on most links."""
+PATIENCE_S = 3.0
+"""For a file of one node to be seen by another one that has the same folder: NFS remembers what was not there."""
+AT_WORK = 64
 
-
-@dataclass(frozen=True)
-class Bundle:
-    """The package as it is sent."""
-
-    hash: str
-    """Of names and contents: a changed file is another hash."""
-    data: bytes
-    """tar.gz; the same bytes for the same content."""
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -125,90 +62,316 @@ class Prepared:
     home: str
 
 
-def make_bundle(package: Path | None = None) -> Bundle:
-    """Pack the islandctl package (or another folder in its place, for tests)."""
-    root = package or Path(islandctl.__file__).parent
-    files = sorted(path for path in root.rglob("*") if path.suffix in _SUFFIXES and "__pycache__" not in path.parts)
-    contents = {f"{root.name}/{path.relative_to(root).as_posix()}": path.read_bytes() for path in files}
-    total, packed = hashlib.sha256(), io.BytesIO()
-    with (
-        gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as zipped,
-        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
-    ):
-        for name, content in sorted(contents.items()):
-            total.update(json.dumps([name, len(content)]).encode() + content)
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return Bundle(total.hexdigest()[:16], packed.getvalue())
+@dataclass(eq=False)
+class Place:
+    """A node that is to be made ready, and what is known of it so far."""
 
+    site: SiteProfile
+    reach: Callable[[], Host]
+    """Gives the connection; may raise what ``connect`` raises."""
+    host: Host | None = None
+    found: dict[str, Any] = field(default_factory=dict)
+    """What its probe has told."""
+    leader: Place | None = None
+    """The node that puts things into the folder that both have."""
+    python: str = ""
+    error: IslandError | None = None
 
-@cache
-def _source() -> str:
-    return (Path(__file__).parent / "node_setup.py").read_text()
+    @property
+    def at(self) -> Host:
+        """The connection, once there is one."""
+        assert self.host is not None
+        return self.host
 
-
-def _setup(host: Host, do: str, deadline_s: float, payload: bytes = b"", **args: Any) -> Any:
-    return host.python(_source(), {"do": do, **args}, timeout_s=deadline_s, payload=payload)
+    @property
+    def work_dir(self) -> str:
+        """Absolute."""
+        return str(self.found["work_dir"])
 
 
 def prepare(
     host: Host,
     site: SiteProfile,
     bundle: Bundle,
-    on_message: Callable[[str], None] = lambda line: None,
+    on_message: Say = lambda line: None,
     *,
     needs: Needs | None = None,
 ) -> Prepared:
-    """Put code and environment on a node, or find them there. Several launches at once do not disturb each other.
-
-    Args:
-        on_message: called with a line before and after what takes long.
-        needs: what the interpreter must have; left out: what a worker needs.
+    """Put code and environment on one node, or find them there; see :func:`prepare_all`.
 
     Raises:
-        PreflightError: the interpreter is missing or too old, a package is missing, pip failed, the disk is full or
-            read-only, the clock is far off.
-        UnreachableError: the link was lost; what was half made is never used.
+        ConfigError, PreflightError, UnreachableError: as there.
     """
-    environment = site.environment
-    needs = needs or worker_needs()
-    own = site.scheduler == "local" and not environment.build and environment.python == "python3"
-    python, setup = sys.executable if own else environment.python, list(environment.setup)
-    sent = time.time()
-    found = _setup(
-        host,
-        "probe",
-        CHECK_TIMEOUT_S + 60,
-        work_dir=site.work_dir,
-        bundle_hash=bundle.hash,
-        python=python,
-        setup=setup,
-        wanted=[] if environment.build else [[name, list(least)] for name, least in needs.imports],
-        timeout_s=CHECK_TIMEOUT_S,
-    )
-    received = time.time()
-    if "unfit" in found:
-        raise PreflightError(
-            f"{host.label}: cannot write into the work folder {found['work_dir']}: {found['unfit']}",
-            hint="set work_dir in the site profile to a folder that can be written on every node",
-        )
-    began, ended = found["clock"]
-    _judge_clock(host.label, clock_offset(sent, began, ended, received), on_message)
-    _judge(host.label, environment.build, needs, found, own=own)
-    work = PurePosixPath(found["work_dir"])
-    code = work / "code" / bundle.hash
-    if not found["code_there"]:
-        _setup(host, "put_code", 300.0, bundle.data, work_dir=str(work), bundle_hash=bundle.hash)
-        on_message(f"{host.label}: code {bundle.hash} is there")
-    interpreter = _build(host, site, found, on_message, needs) if environment.build else found["python"]["executable"]
+    (made,) = prepare_all([Place(site, lambda: host)], [bundle], on_message, needs=needs)
+    if isinstance(made, IslandError):
+        raise made
+    return made
+
+
+def prepare_all(
+    places: Sequence[Place],
+    bundles: Sequence[Bundle],
+    on_message: Say = lambda line: None,
+    *,
+    needs: Needs | None = None,
+    progress: Progress = lambda name, done, total: None,
+) -> list[Prepared | IslandError]:
+    """Put code and environment on nodes, or find them there. Several launches at once do not disturb each other.
+
+    Args:
+        bundles: the package itself first, then what else is to lie in ``code/``.
+        on_message: called with a line before and after what takes long.
+        needs: what the interpreter must have; left out: what a worker needs.
+        progress: told of large transfers.
+
+    Returns:
+        A verdict for each place, in order. The errors:
+        PreflightError: the interpreter is missing or too old, a package is missing, pip failed, the disk is full or
+        read-only, the clock is far off.
+        UnreachableError: no connection, or it was lost; what was half made is never used.
+    """
+    work = _Work(bundles, on_message, needs or worker_needs(), progress)
+    _each(places, work.look)
+    by_site: defaultdict[str, list[Place]] = defaultdict(list)
+    for place in _well(places):
+        by_site[place.site.name].append(place)
+    _each(list(by_site.values()), lambda group: work.fill(group[0].site, group))
+    return [_verdict(place, bundles[0]) for place in places]
+
+
+def _verdict(place: Place, package: Bundle) -> Prepared | IslandError:
+    if place.error is not None:
+        return place.error
+    code = PurePosixPath(place.work_dir) / "code" / package.hash
     return Prepared(
-        python=interpreter,
+        python=place.python,
         code=str(code),
         supervisor=str(code / "islandctl" / "fleet" / "supervisor.py"),
-        work_dir=str(work),
-        home=found["home"],
+        work_dir=place.work_dir,
+        home=place.found["home"],
     )
+
+
+def _well(places: Sequence[Place]) -> list[Place]:
+    return [place for place in places if place.error is None]
+
+
+def _each(items: Sequence[Any], work: Callable[[Any], None]) -> None:
+    """Side by side. An error of ours belongs to its place, and the others go on."""
+
+    def one(item: Any) -> None:
+        try:
+            work(item)
+        except IslandError as error:
+            for place in item if isinstance(item, list) else [item]:
+                place.error = place.error or error
+
+    if len(items) == 1:
+        one(items[0])
+    elif items:
+        with ThreadPoolExecutor(max_workers=min(len(items), AT_WORK), thread_name_prefix="prepare") as pool:
+            list(pool.map(one, items))
+
+
+def _setup(host: Host, do: str, deadline_s: float, payload: bytes = b"", **args: Any) -> Any:
+    source = program("node_store", "node_setup")
+    return host.python(source, {"do": do, **args}, timeout_s=deadline_s, payload=payload)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """One launch's preparation."""
+
+    bundles: Sequence[Bundle]
+    say: Say
+    needs: Needs
+    progress: Progress
+
+    def look(self, place: Place) -> None:
+        """Connect, ask the node what it is, and judge that."""
+        environment = place.site.environment
+        place.host = place.reach()
+        own = place.site.scheduler == "local" and not environment.build and environment.python == "python3"
+        sent = time.time()
+        found = place.found = _setup(
+            place.host,
+            "probe",
+            CHECK_TIMEOUT_S + 60,
+            work_dir=place.site.work_dir,
+            bundles=[bundle.hash for bundle in self.bundles],
+            python=sys.executable if own else environment.python,
+            setup=list(environment.setup),
+            wanted=[] if environment.build else self.needs.wanted,
+            timeout_s=CHECK_TIMEOUT_S,
+        )
+        received = time.time()
+        if "unfit" in found:
+            raise PreflightError(
+                f"{place.host.label}: cannot write into the work folder {found['work_dir']}: {found['unfit']}",
+                hint="set work_dir in the site profile to a folder that can be written on every node",
+            )
+        began, ended = found["clock"]
+        _judge_clock(place.host.label, clock_offset(sent, began, ended, received), self.say)
+        _judge(place.host.label, environment.build, self.needs, found, own=own)
+        place.python = found["python"]["executable"]
+
+    def fill(self, site: SiteProfile, places: list[Place]) -> None:
+        """Give all nodes of a site what they lack."""
+        lacking = [place for place in places if not all(place.found["code_there"])]
+        made = self._environments(site, places)
+        lacking += [place for place in made if place not in lacking]
+        if not lacking:
+            return
+        self._find_leaders(site, lacking)
+        heads = [place for place in lacking if place.leader is None]
+        self._put(site, heads)
+        self._build(site, [place for place in _well(heads) if place in made], made)
+        followers = [place for place in lacking if place.leader is not None]
+        if followers:
+            _each(followers, self._settle)
+            late = [place for place in _well(followers) if not all(place.found["code_there"])]
+            self._put(site, late)
+            self._build(site, [place for place in _well(followers) if place in made], made)
+
+    def _environments(self, site: SiteProfile, places: list[Place]) -> dict[Place, Environment]:
+        """By node the environment that it still lacks."""
+        if not site.environment.build:
+            return {}
+        wheels = env.wheels_of(site)
+        made: dict[Place, Environment] = {}
+
+        def one(place: Place) -> None:
+            wanted = env.describe(site, place.found, self.needs, wheels)
+            python = env.find(place.at, place.work_dir, wanted)
+            if python is None:
+                made[place] = wanted
+            else:
+                place.python = python
+
+        _each(places, one)
+        return made
+
+    def _find_leaders(self, site: SiteProfile, places: list[Place]) -> None:
+        """Find out which nodes have one and the same work folder: what one writes there the others see."""
+        groups: defaultdict[str, list[Place]] = defaultdict(list)
+        for place in places:
+            if place.found["identity"] and not isinstance(place.host, LocalHost):
+                groups[place.found["identity"]].append(place)
+        for first, *others in groups.values():
+            if not others:
+                continue
+            sign = secrets.token_hex(8)
+            head = Member(first.at, first.work_dir)
+            try:
+                head.ask("leave", sign=sign)
+            except IslandError as error:
+                first.error = error
+                continue
+
+            def see(place: Place, first: Place = first, sign: str = sign) -> None:
+                # a copied disk has the same identity, and does not see the sign
+                if Member(place.at, place.work_dir).ask("see", sign=sign, patience_s=PATIENCE_S):
+                    place.leader = first
+
+            _each(others, see)
+            with contextlib.suppress(IslandError):
+                head.ask("clear", sign=sign)
+            sharing = sum(place.leader is first for place in others)
+            if sharing:
+                self.say(f"{site.name}: {sharing + 1} nodes share the folder {first.work_dir}; it is filled once")
+
+    def _put(self, site: SiteProfile, places: list[Place]) -> None:
+        """Bring the bundles that these nodes lack."""
+        for index, bundle in enumerate(self.bundles):
+            lacking = [place for place in _well(places) if not place.found["code_there"][index]]
+            if not lacking:
+                continue
+            large = len(bundle.data) > SMALL_BYTES
+            if large:
+                self._deliver(site, lacking, [bundle.content])
+
+            def put(place: Place, bundle: Bundle = bundle, large: bool = large) -> None:
+                put_code(place.at, place.work_dir, bundle, stored=large)
+                self.say(f"{place.at.label}: {bundle.label} {bundle.hash} is there")
+
+            _each(_well(lacking), put)
+
+    def _deliver(self, site: SiteProfile, places: list[Place], contents: Sequence[Content]) -> None:
+        members = [Member(place.at, place.work_dir) for place in places]
+        deliver(site.name, members, contents, self.say, self.progress)
+        for place, member in zip(places, members, strict=True):
+            place.error = place.error or member.error
+
+    def _build(self, site: SiteProfile, places: list[Place], made: dict[Place, Environment]) -> None:
+        """Build the environments that these nodes lack."""
+        values = secret_values(site.environment.secrets)
+        by_hash: defaultdict[str, list[Place]] = defaultdict(list)
+        for place in places:
+            by_hash[made[place].hash].append(place)
+        for group in by_hash.values():
+            wanted = made[group[0]]
+            wheels = wanted.wheels
+            if wanted.offline:
+                wheels = env.download(wanted, self.say)
+            if wheels is not None:
+                self._deliver(site, [place for place in group if place.leader is None] or group[:1], wheels)
+
+            def one(place: Place, wanted: Environment = wanted, wheels: Sequence[Content] | None = wheels) -> None:
+                python = env.find(place.at, place.work_dir, wanted) if place.leader else None
+                if python is None:
+                    python = env.build(place.at, place.work_dir, wanted, wheels, values, self.say)
+                place.python = python
+
+            _each(_well(group), one)
+
+    def _settle(self, place: Place) -> None:
+        """See whether the leader's work is seen here; a node for which it is not stands for itself."""
+        assert place.leader is not None
+        hashes = [bundle.hash for bundle in self.bundles]
+        place.found["code_there"] = _setup(
+            place.at, "settled", PUT_TIMEOUT_S, work_dir=place.work_dir, bundles=hashes
+        )
+        if place.leader.error is not None or not all(place.found["code_there"]):
+            place.leader = None
+
+
+def put_code(host: Host, work_dir: str, bundle: Bundle, *, stored: bool = False) -> None:
+    """Unpack a bundle on a node, unless it is there; tried again when the link is lost.
+
+    Args:
+        stored: it lies in the node's store already.
+
+    Raises:
+        PreflightError, UnreachableError: it could not be put.
+    """
+    for attempt in Retrying(
+        retry=retry_if_exception_type(UnreachableError),
+        stop=stop_after_attempt(3),
+        wait=wait_random_exponential(multiplier=0.2, max=3),
+        reraise=True,
+    ):
+        with attempt:
+            _setup(
+                host,
+                "put_code",
+                PUT_TIMEOUT_S,
+                b"" if stored else bundle.data,
+                work_dir=work_dir,
+                bundle_hash=bundle.hash,
+                content=bundle.content.name if stored else None,
+            )
+
+
+def copy_code(host: Host, work_dir: str, bundle: Bundle, folder: str) -> None:
+    """Copy a bundle on a node from ``code/`` to a folder of the work folder; it is put there first if it is away.
+
+    Raises:
+        PreflightError, UnreachableError: that failed.
+    """
+    args: dict[str, Any] = {"work_dir": work_dir, "bundle_hash": bundle.hash, "folder": folder}
+    if not _setup(host, "copy_code", PUT_TIMEOUT_S, **args):
+        put_code(host, work_dir, bundle)
+        _setup(host, "copy_code", PUT_TIMEOUT_S, **args)
 
 
 def clock_offset(sent: float, began: float, ended: float, received: float) -> float:
@@ -257,7 +420,7 @@ def _judge(label: str, build: bool, needs: Needs, found: dict[str, Any], *, own:
         )
     if told["missing"] and not build:
         raise PreflightError(
-            f"{label}: {told['executable']} lacks what {needs.who} needs: {_listed(told['missing'])}",
+            f"{label}: {told['executable']} lacks what {needs.who} needs: {listed(told['missing'])}",
             hint=f"pip install 'islandctl[{needs.extras}]'; or set environment.build: true in the site profile"
             if own
             else "set environment.build: true, or type there: "
@@ -265,84 +428,6 @@ def _judge(label: str, build: bool, needs: Needs, found: dict[str, Any], *, own:
         )
 
 
-def _listed(missing: dict[str, str]) -> str:
-    return ", ".join(f"{name} ({reason})" for name, reason in missing.items())
-
-
 def _pip_line(python: str, missing: dict[str, str], needs: Needs) -> str:
     wanted = {requirement.partition(">")[0]: requirement for requirement in ("torch>=2.10", *needs.requirements)}
     return shlex.join([python, "-m", "pip", "install", *(wanted.get(name, name) for name in missing)])
-
-
-def _build(
-    host: Host,
-    site: SiteProfile,
-    found: dict[str, Any],
-    on_message: Callable[[str], None],
-    needs: Needs | None = None,
-) -> str:
-    environment, needs = site.environment, needs or worker_needs()
-    on_file, on_line = _split_options(environment.pip_options)
-    requirements = [*on_file, *needs.requirements, *(environment.packages if needs.packages else ())]
-    what = {
-        "python": [found["python"]["executable"], found["python"]["version"]],
-        "arch": found["arch"],
-        "requirements": requirements,
-        "pip_options": on_line,
-        "setup": list(environment.setup),
-    }
-    env_hash = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
-    on_message(f"{host.label}: environment {env_hash}: looked for, and built where it is missing (takes minutes)")
-    answer = _setup(
-        host,
-        "build_env",
-        3 * BUILD_TIMEOUT_S + 60,
-        work_dir=found["work_dir"],
-        env_hash=env_hash,
-        python=found["python"]["executable"],
-        requirements=requirements,
-        pip_options=on_line,
-        setup=list(environment.setup),
-        wanted=[[name, list(least)] for name, least in needs.imports],
-        timeout_s=BUILD_TIMEOUT_S,
-    )
-    lines = " / ".join(answer.get("lines", ()))
-    if lines and (answer["free_bytes"] < FULL_BYTES or re.search("No space left|File too large|quota", lines)):
-        raise PreflightError(
-            f"{host.label}: the disk is full: {lines}",
-            hint="free some space there, or set work_dir in the site profile to another disk",
-        )
-    if answer.get("error") == "venv":
-        raise PreflightError(
-            f"{host.label}: no virtual environment could be made: {lines}",
-            hint="on Debian and Ubuntu: apt install python3-venv; or use environment.build: false",
-        )
-    if answer.get("error") == "pip":
-        raise PreflightError(
-            f"{host.label}: pip install failed: {lines}",
-            hint="correct environment.packages or environment.pip_options in the site profile",
-        )
-    if answer.get("error") == "check":
-        told = answer["told"]
-        raise PreflightError(
-            f"{host.label}: the built environment is not fit: {told.get('error') or _listed(told['missing'])}",
-            hint="add what is missing to environment.packages in the site profile",
-        )
-    on_message(f"{host.label}: environment {env_hash} {'built' if answer['built'] else 'was there'}")
-    return str(answer["python"])
-
-
-def _split_options(options: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """Options that go into the requirements file (they may hold a password), and those that pip takes on its line."""
-    on_file, on_line = [], []
-    words = [word for option in options for word in shlex.split(option)]
-    while words:
-        word = words.pop(0)
-        name, equals, value = word.partition("=")
-        if name not in _INDEX_OPTIONS + _INDEX_SWITCHES:
-            on_line.append(word)
-        elif equals or name in _INDEX_SWITCHES:
-            on_file.append(f"{name} {value}".strip())
-        else:
-            on_file.append(f"{name} {words.pop(0) if words else ''}".strip())
-    return on_file, on_line

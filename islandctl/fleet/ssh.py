@@ -17,7 +17,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import paramiko
@@ -66,6 +66,8 @@ class Link:
         self.connection = connection
         self._sessions = threading.BoundedSemaphore(SESSIONS)
         self._opening = threading.Lock()
+        self.on_refusal: Callable[[], None] = lambda: None
+        """Called when the server refuses one more session."""
 
     @property
     def alive(self) -> bool:
@@ -76,7 +78,7 @@ class Link:
         """End it."""
         self.connection.close()
 
-    def run(self, command: str, stdin: bytes, timeout_s: float) -> Completed:
+    def run(self, command: str, stdin: bytes | Iterable[bytes], timeout_s: float) -> Completed:
         """Run one command line in the login shell.
 
         Raises:
@@ -105,6 +107,23 @@ class Link:
             hint="run the command again; what runs on the node is not affected",
         )
 
+    def stream(self, command: str, timeout_s: float) -> paramiko.Channel:
+        """Begin a command that stays: the stream to and from it, without deadlines of its own.
+
+        Raises:
+            TimeoutError: the server has no session left.
+            UnreachableError: the link was lost.
+        """
+        try:
+            channel = self._session(time.monotonic() + timeout_s)
+            channel.exec_command(command)
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            if self.alive:
+                raise TimeoutError from error
+            raise self.lost(error) from error
+        channel.settimeout(None)
+        return channel
+
     def _session(self, deadline: float) -> paramiko.Channel:
         """Open a session. A server at its MaxSessions refuses: commands given up may still run there for a while."""
         for attempt in Retrying(
@@ -114,12 +133,16 @@ class Link:
             reraise=True,
         ):
             # One at a time: paramiko keeps the reason of a refusal in one place for all threads.
+            if attempt.retry_state.attempt_number > 1:
+                self.on_refusal()
             with attempt, self._opening:
                 transport: paramiko.Transport = self.connection.transport
                 return transport.open_session(timeout=max(0.1, deadline - time.monotonic()))
         raise AssertionError("unreachable")
 
-    def _converse(self, channel: paramiko.Channel, command: str, stdin: bytes, deadline: float) -> Completed:
+    def _converse(
+        self, channel: paramiko.Channel, command: str, stdin: bytes | Iterable[bytes], deadline: float
+    ) -> Completed:
         channel.settimeout(max(0.1, deadline - time.monotonic()))
         channel.exec_command(command)
         outputs: tuple[list[bytes], list[bytes]] = ([], [])
@@ -136,7 +159,8 @@ class Link:
         for reader in readers:
             reader.start()
         with contextlib.suppress(OSError):  # a command may end without reading all: its output tells why
-            channel.sendall(stdin)
+            for piece in (stdin,) if isinstance(stdin, bytes) else stdin:
+                channel.sendall(piece)
             channel.shutdown_write()
         for reader in readers:
             reader.join(max(0.0, deadline - time.monotonic()))

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from islandctl.errors import PreflightError
 from islandctl.fleet import wire
 from islandctl.fleet.host import Completed
 from islandctl.fleet.hostkeys import HostKeys
+from islandctl.fleet.interpreter import Gone, Interpreter
 from islandctl.fleet.openssh import Hop
 from islandctl.fleet.ssh import Link, login
 
 _NO_PYTHON = re.compile(rb"not found|no such file|unknown command|permission denied", re.IGNORECASE)
+STANDING_S = 20.0
+"""For a session to be had for the Python that stays; without one every call starts its own."""
 _PATH_COMMAND = """/bin/sh -c 'echo "PATH there: $PATH"'"""
+
+
+class _NoInterpreter(Exception):
+    """No Python stays on this host."""
 
 
 class Bastions:
@@ -73,6 +82,10 @@ class SshHost:
         self._python = python
         self._lock = threading.Lock()
         self._link: Link | None = None
+        self._starting = threading.Lock()
+        self._standing: Interpreter | None = None
+        self._without: Link | None = None
+        """The connection over which no standing Python came up."""
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Completed:
         """Run one command; see ``Host.run``."""
@@ -88,12 +101,61 @@ class SshHost:
         interpreter: str = "python3",
     ) -> Any:
         """Run a Python program; see ``Host.python``."""
+        if interpreter == "python3":
+            with contextlib.suppress(_NoInterpreter):
+                return self._ask(source, args, payload, timeout_s)
         call = wire.call(source, args, payload, timeout_s)
         python = self._python if interpreter == "python3" else interpreter
-        done = self._shell(f'exec {shell_word(python)} -I -c "{wire.BOOT}"', call.stdin, timeout_s)
+        done = self._shell(self._boot(python), call.stdin, timeout_s)
         if wire.answer(call, done.stdout) is None and _NO_PYTHON.search(done.stderr + done.stdout):
             self._no_python(python)
         return wire.result(self.label, call, done)
+
+    def feed(self, source: str, args: Mapping[str, Any], pieces: Iterable[bytes], *, timeout_s: float) -> Any:
+        """Run a Python program on a stream; see ``Host.feed``."""
+        call = wire.call(source, args, b"", timeout_s, stream=True)
+        done = self._shell(self._boot(self._python), itertools.chain([call.stdin], pieces), timeout_s)
+        return wire.result(self.label, call, done)
+
+    def _ask(self, source: str, args: Mapping[str, Any], payload: bytes, timeout_s: float) -> Any:
+        """A call of the Python that stays there.
+
+        Raises:
+            _NoInterpreter: none can be had, and nothing was run; a Python for this call alone will tell why.
+        """
+        link = self._connected()
+        standing = self._interpreter(link)
+        try:
+            value = standing.call(source, args, payload, timeout_s)
+        except TimeoutError as error:
+            raise wire.late(self.label, "a command", timeout_s) from error
+        except Gone as error:
+            if link.alive and not standing.started:
+                self._without = link
+                raise _NoInterpreter from error
+            raise link.lost(error) from error
+        if "died" in value:
+            raise wire.no_answer(self.label, value["died"] if value["died"] >= 0 else None, "no output")
+        return wire.judged(self.label, value)
+
+    def _interpreter(self, link: Link) -> Interpreter:
+        with self._starting:
+            if link is self._without:
+                raise _NoInterpreter
+            if self._standing is None or not self._standing.alive:
+                try:
+                    stream = link.stream(self._boot(self._python, "-I -S"), STANDING_S)
+                except TimeoutError as error:
+                    self._without = link
+                    raise _NoInterpreter from error
+                self._standing = Interpreter(stream)
+                link.on_refusal = self._standing.close_if_idle
+            return self._standing
+
+    @staticmethod
+    def _boot(python: str, switches: str = "-I") -> str:
+        """The command line. ``-S``: no more than the standard library, found sooner."""
+        return f'exec {shell_word(python)} {switches} -c "{wire.BOOT}"'
 
     def connect(self) -> None:
         """Log in now, so that trouble shows before anything else is done.
@@ -112,7 +174,7 @@ class SshHost:
         if self._owns_bastions:
             self._bastions.close()
 
-    def _shell(self, command: str, stdin: bytes, timeout_s: float) -> Completed:
+    def _shell(self, command: str, stdin: bytes | Iterable[bytes], timeout_s: float) -> Completed:
         try:
             return self._connected().run(command, stdin, timeout_s)
         except TimeoutError as error:

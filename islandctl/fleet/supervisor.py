@@ -897,7 +897,10 @@ class Supervisor:
         if first is not None:
             why.update(cause=story(first, len(self.job.get("ranks") or [0]) - 1))
             why.update({key: first.get(key) for key in ("code", "signal", "rank")})
-        if said.get("outcome") == "failed" and not (said.get("kind") == PEER_LOST and why["signal"]):
+        # What another rank says beside one that was killed is only what it saw of that.
+        witness = first is not None and first.get("signal") in CULPRITS and said.get("rank") != first["rank"]
+        witness = witness or (said.get("kind") == PEER_LOST and why["signal"] is not None)
+        if said.get("outcome") == "failed" and not witness:
             why.update(cause=said.get("reason") or why["cause"], rank=said.get("rank"))
             why.update(kind=said.get("kind") or CRASH)
         elif self.hung:
@@ -1020,7 +1023,7 @@ def start(folder: str, python: str) -> dict[str, Any]:
     env.update({MARK: job["mark"], JOB: job["name"]})
     with open(os.path.join(folder, "logs", "supervisor.log"), "ab") as log:
         child = subprocess.Popen(
-            [python, os.path.abspath(__file__), "keep", folder],
+            [python, "-S", os.path.abspath(__file__), "keep", folder],  # it needs no packages, and starts sooner
             cwd="/",
             env=env,
             stdin=subprocess.DEVNULL,

@@ -13,6 +13,8 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from islandctl.errors import PreflightError, UnreachableError
@@ -25,13 +27,14 @@ _STAGE = """
 import json, os, signal, sys
 i = sys.stdin.buffer
 request = json.loads(i.read(int(i.readline())).decode())
-payload = i.read(request["payload_bytes"])
-if len(payload) != request["payload_bytes"]:
+payload = i if request["stream"] else i.read(request["payload_bytes"])
+if not request["stream"] and len(payload) != request["payload_bytes"]:
     sys.exit(9)
 signal.alarm(request["alarm_s"])
 answer_fd = os.dup(1)
 os.dup2(2, 1)
-os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+if not request["stream"]:
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 try:
     scope = {"__name__": "islandctl_remote"}
     exec(compile(request["source"], "<islandctl>", "exec"), scope)
@@ -64,6 +67,8 @@ def main(args, payload):
 """
 
 
+ALARM_OVER_S = 2
+"""Over a call's time, after which a program on the host ends itself though nobody may listen any more."""
 _START_S = 10.0
 """Over a command's own time: for a Python to start on a busy node."""
 _NO_ROOM = "free some space there, or set work_dir in the site profile to another disk"
@@ -87,10 +92,23 @@ class Call:
     end: str
 
 
-def call(source: str, args: Mapping[str, Any], payload: bytes, timeout_s: float) -> Call:
+@cache
+def program(*modules: str) -> str:
+    """The text of modules of this package as one program to be sent; what they import of each other is in it."""
+    lines = ["from __future__ import annotations"]
+    for module in modules:
+        text = (Path(__file__).parent / f"{module}.py").read_text()
+        lines += [line for line in text.splitlines() if not line.startswith(("from __future__", "from islandctl."))]
+    return "\n".join(lines) + "\n"
+
+
+def call(source: str, args: Mapping[str, Any], payload: bytes, timeout_s: float, *, stream: bool = False) -> Call:
     """Pack a program whose ``main(args, payload)`` gives a JSON value.
 
     The program ends itself a little after ``timeout_s``, also when nobody listens any more.
+
+    Args:
+        stream: what follows on stdin is not read beforehand: ``payload`` is stdin itself.
     """
     begin, end = f"<<{secrets.token_hex(8)}", f"{secrets.token_hex(8)}>>"
     request = json.dumps(
@@ -98,7 +116,8 @@ def call(source: str, args: Mapping[str, Any], payload: bytes, timeout_s: float)
             "source": source,
             "args": dict(args),
             "payload_bytes": len(payload),
-            "alarm_s": int(timeout_s) + 2,
+            "stream": stream,
+            "alarm_s": int(timeout_s) + ALARM_OVER_S,
             "begin": begin,
             "end": end,
         }
@@ -127,19 +146,33 @@ def result(label: str, call: Call, done: Completed) -> Any:
     """
     value = answer(call, done.stdout)
     if value is None:
-        if done.code is None:
-            raise UnreachableError(
-                f"{label}: the command ended without a word (link lost, or killed); state unknown",
-                hint="run the command again; training on the node is not affected",
-            )
         noise = last_line(done.stderr) or last_line(done.stdout) or "no output"
-        raise PreflightError(
-            f"{label}: python gave no answer (exit code {done.code}): {noise}",
-            hint="log in by hand and see what the login shell says; it must be one that runs commands",
-        )
+        raise no_answer(label, done.code, noise)
+    return judged(label, value)
+
+
+def judged(label: str, value: Mapping[str, Any]) -> Any:
+    """What an answer holds.
+
+    Raises:
+        PreflightError: the program raised.
+    """
     if "error" in value:
         raise _raised(label, value)
     return value["result"]
+
+
+def no_answer(label: str, code: int | None, said: str) -> PreflightError | UnreachableError:
+    """The error for a Python that ended without an answer. ``code`` None: lost or killed."""
+    if code is None:
+        return UnreachableError(
+            f"{label}: the command ended without a word (link lost, or killed); state unknown",
+            hint="run the command again; training on the node is not affected",
+        )
+    return PreflightError(
+        f"{label}: python gave no answer (exit code {code}): {said}",
+        hint="log in by hand and see what the login shell says; it must be one that runs commands",
+    )
 
 
 def _raised(label: str, value: Mapping[str, Any]) -> PreflightError:

@@ -127,4 +127,4 @@ def _host(site: SiteProfile, node: int) -> str:
     """The profile's host of a node; of a Slurm site its login node, since Slurm chooses the nodes at start."""
     if not site.hosts:
         return ""
-    return site.hosts[0] if site.scheduler == "slurm" else site.hosts[node]
+    return site.hosts[node if site.hosts_are_nodes else 0]

@@ -24,6 +24,7 @@ from islandctl.planner.estimate import Setting, estimates, resolve, shares
 from islandctl.planner.feed import feed_finding
 from islandctl.planner.fragments import fragment_sizes, unused_pattern
 from islandctl.planner.from_run import Shown, adopted
+from islandctl.planner.jobs import job_findings
 from islandctl.planner.limits import not_yet
 from islandctl.planner.pace import pace_finding, with_own_steps
 from islandctl.planner.parameters import parameters
@@ -156,7 +157,7 @@ def _plan(case: Case) -> tuple[Plan, Setting]:
     plan = plan.model_copy(update={"balance": _balance(setting, estimated), "relay_places": _places(setting)})
     found = [*_findings(plan, setting), *cost_finding(list(known.values()))]
     found += [finding] if (finding := budget_finding(plan)) else []
-    found += not_yet(plan)
+    found += [*not_yet(plan), *job_findings(plan)]
     feasible = all(finding.level != "fail" for finding in found)
     return plan.model_copy(update={"findings": judge.merged(found), "feasible": feasible}), setting
 

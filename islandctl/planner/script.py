@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from blake3 import blake3
 
+from islandctl.config.beside import unpacked
 from islandctl.config.codec import FACTS, body_bytes
 from islandctl.config.load import Loaded
 from islandctl.config.recipe import Recipe
@@ -36,7 +37,10 @@ def plan_of_script(recipe: Loaded[Recipe], sites: Sequence[Loaded[SiteProfile]],
         sources={
             os.path.abspath(recipe.path): recipe.text_hash,
             **{os.path.abspath(site.path): site.text_hash for site in sites},
-            **{os.path.join(folder, name): blake3(text.encode()).hexdigest() for name, text in recipe.files.items()},
+            **{
+                os.path.join(folder, name): blake3(unpacked(text)[0]).hexdigest()
+                for name, text in recipe.files.items()
+            },
         },
         files=recipe.files,
         parameters_total=value.worker.parameters,

@@ -12,24 +12,33 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import PurePosixPath
 
 from islandctl.config.pace import Pace
 from islandctl.config.paths import CellFolder, RunFolder
+from islandctl.config.secrets import hide
 from islandctl.errors import InfeasibleError, IslandError
+from islandctl.fleet.bundle import make_bundle
+from islandctl.fleet.delivery import Progress
 from islandctl.fleet.hostkeys import Ask
-from islandctl.fleet.provision import Prepared, make_bundle, prepare, worker_needs
+from islandctl.fleet.needs import worker_needs
+from islandctl.fleet.provision import Place, prepare_all
 from islandctl.planner.limits import not_yet
 from islandctl.planner.plan import Plan
 from islandctl.runs import record as records
+from islandctl.runs import secrets
 from islandctl.runs.files import only_one
 from islandctl.runs.network import await_tunnels, start_relay, start_tunnels
-from islandctl.runs.reach import Reach, Say, demand, each
+from islandctl.runs.reach import Reach, Say, Verdict, demand
 from islandctl.runs.record import CellRecord, NodeRecord, RunRecord
 from islandctl.runs.relay import make_secrets
 from islandctl.runs.stop import end_everything
 from islandctl.runs.text import check_text
-from islandctl.runs.workers import start_workers, write_cells
+from islandctl.runs.workers import script_bundle, start_workers, write_cells
+
+FEW = 8
+"""Nodes that are told of one by one."""
 
 
 def check_plan(plan: Plan) -> list[str]:
@@ -47,18 +56,28 @@ def check_plan(plan: Plan) -> list[str]:
     return [f"{finding.place}: {finding.text}" for finding in plan.findings if finding.level == "warn"]
 
 
-def start(plan: Plan, run: str | None, say: Say, ask: Ask | None = None) -> RunRecord:
+def start(
+    plan: Plan,
+    run: str | None,
+    say: Say,
+    ask: Ask | None = None,
+    progress: Progress = lambda name, done, total: None,
+) -> RunRecord:
     """Bring a plan to running workers.
 
     Args:
         run: the run's name; None makes one of recipe, date and a counter.
         say: takes progress, one line each.
         ask: puts a question to the person; None: nobody is there.
+        progress: told of large transfers: a name, bytes sent, bytes to send.
 
     Raises:
         UsageError: the name is taken.
+        PreflightError: a secret is not set here.
         HostKeyError, PreflightError, UnreachableError, RunError: a step failed; everything it had started is ended.
     """
+    secrets.know(plan)
+    secrets.demand_all(plan)
     record = records.create(plan, run, launcher_pid=os.getpid())
     with (
         only_one(RunFolder.of(record.run).root / "lock", f"islandctl launch {record.run}"),
@@ -66,30 +85,39 @@ def start(plan: Plan, run: str | None, say: Say, ask: Ask | None = None) -> RunR
         _or_undo(record, plan, reach, say),
     ):
         say(f"{record.run}: connecting to {_places(plan)}")
-        record = _prepare(record, plan, reach, say)
+        record = _prepare(record, plan, reach, say, progress)
         make_secrets(record, plan)
         record = start_relay(record, plan, reach, say)
         record = start_tunnels(record, plan, reach, say)
         await_tunnels(record, reach)
         write_cells(record, plan, reach)
-        start_workers(record, plan, reach)
+        start_workers(record, plan, reach, say)
         return records.change(record, phase="launched", reason="", launcher_pid=0)
 
 
-def _prepare(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> RunRecord:
+def _prepare(record: RunRecord, plan: Plan, reach: Reach, say: Say, progress: Progress) -> RunRecord:
     """Connect to every host, put code and environment there, and see that the text is there; each host once."""
     places = list(dict.fromkeys((cell.site, node.host) for cell in plan.cells for node in cell.nodes))
     optimizer = plan.recipe.training.optimizer
-    bundle, needs = make_bundle(), worker_needs(optimizer.kind if optimizer else "")
-
-    def one(place: tuple[str, str]) -> Prepared:
-        host = reach.host(*place)
-        began = time.monotonic()
-        done = prepare(host, plan.site(place[0]), bundle, say, needs=needs)
-        say(f"{host.label}: ready, {done.python} ({time.monotonic() - began:.0f} s)")
-        return done
-
-    prepared = dict(zip(places, demand(each(places, one), "preparing"), strict=True))
+    script = script_bundle(plan)
+    began = time.monotonic()
+    verdicts = prepare_all(
+        [Place(plan.site(site), partial(reach.host, site, host)) for site, host in places],
+        [make_bundle(), *([script] if script else [])],
+        say,
+        needs=worker_needs(optimizer.kind if optimizer else ""),
+        progress=progress,
+    )
+    told = [
+        Verdict(place, error=done) if isinstance(done, IslandError) else Verdict(place, value=done)
+        for place, done in zip(places, verdicts, strict=True)
+    ]
+    prepared = dict(zip(places, demand(told, "preparing"), strict=True))
+    if len(places) <= FEW:
+        for (site, host), made in prepared.items():
+            say(f"{site}/{host or 'local'}: ready, {made.python}")
+    all_of_them = f"{len(places)} nodes are" if len(places) > 1 else "1 node is"
+    say(f"{record.run}: {all_of_them} ready ({time.monotonic() - began:.0f} s)")
     check_text(plan, prepared, reach, say)
     cells = []
     for cell in plan.cells:
@@ -130,6 +158,7 @@ def _or_undo(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> Iterator[
         else:
             reason = f"{type(error).__name__}: {error}".rstrip(": ")
         say(f"{record.run}: the launch ends: clearing up")
+        reason = hide(reason)
         now = records.load(record.run)
         report = end_everything(now, plan, reach, say)
         now = records.change(now, phase="failed", reason=reason, launcher_pid=0)

@@ -14,6 +14,7 @@ from pathlib import Path
 from islandctl.config.budget import Budget
 from islandctl.config.paths import RunFolder
 from islandctl.config.recipe import Recipe
+from islandctl.config.secrets import hide, values
 from islandctl.errors import BudgetError, IslandError, UnreachableError, UsageError
 from islandctl.fleet import node as nodes
 from islandctl.fleet.hostkeys import Ask
@@ -25,6 +26,7 @@ from islandctl.planner.budget import budget_seconds
 from islandctl.planner.file import changed_sources
 from islandctl.planner.plan import Plan
 from islandctl.runs import record as records
+from islandctl.runs import secrets
 from islandctl.runs.checkpoints import read_ledger, verify
 from islandctl.runs.choice import Choice, choose
 from islandctl.runs.files import only_one
@@ -34,9 +36,7 @@ from islandctl.runs.record import NodeRecord, RunRecord
 from islandctl.runs.relay import client
 from islandctl.runs.sources import check_recipe, script_notes
 from islandctl.runs.stop import end_everything
-from islandctl.runs.workers import restart_workers, start_workers, write_cells
-
-_LIVE = ("starting", "running", "backoff", "stopping")
+from islandctl.runs.workers import Group, groups, restart_workers, start_workers, supervisors, write_cells
 
 
 def resume(
@@ -63,6 +63,9 @@ def resume(
         UnreachableError: a node or the relay cannot be asked. Nothing has been changed then.
     """
     records.check_plan_of(record, plan)
+    secrets.know(plan)
+    for name in sorted({*plan.recipe.worker.secrets} - {*values(plan.recipe.worker.secrets)}):
+        say(f"note: {name} is not set here; the nodes keep the value that they have")
     notes = check_recipe(plan, lambda path: _changed_recipe(plan, path), run=record.run)
     for note in notes + script_notes(plan, changed_sources(plan)):
         say(f"note: {note}")
@@ -72,7 +75,7 @@ def resume(
     ):
         record = records.load(record.run)
         states = _ask(record, reach)
-        if any(state.state in _LIVE for state in states.values()):
+        if any(state.lives for state in states.values()):
             return _mend(record, reach, say, states, anew=step is not None or budget is not None)
         _check_unfinished(record, states, step)
         _check_budget(record, plan, reach, budget or record.budget or plan.recipe.budget)
@@ -82,9 +85,9 @@ def resume(
             restart_relay(record, reach, say)
             record = _rewind(record, reach, say, step, plan.recipe.exchange.fragments)
             write_cells(record, plan, reach)
-            start_workers(record, plan, reach)
+            start_workers(record, plan, reach, say)
         except BaseException as error:
-            reason = error.message if isinstance(error, IslandError) else type(error).__name__
+            reason = hide(error.message) if isinstance(error, IslandError) else type(error).__name__
             end_everything(record, plan, reach, say)
             records.change(record, phase="stopped", reason=f"the resume failed: {reason}", launcher_pid=0)
             raise
@@ -126,11 +129,7 @@ def _ask(record: RunRecord, reach: Reach) -> dict[NodeRecord, SupervisorState]:
             hint="islandctl launch starts it anew"
             + ("" if record.gives_way else f"; islandctl remove {record.run} frees its name"),
         )
-
-    def ask(node: NodeRecord) -> SupervisorState:
-        return nodes.state(reach.host(node.site, node.host), node.folder)
-
-    states = demand(each(record.nodes, ask), "asking whether workers still run")
+    states = demand(supervisors(record, reach), "asking whether workers still run")
     return dict(zip(record.nodes, states, strict=True))
 
 
@@ -169,8 +168,8 @@ def _mend(
     Raises:
         UsageError: everything runs, or the run is being stopped, or what is asked for takes a new attempt (``anew``).
     """
-    dead = [node for node, state in states.items() if state.state not in _LIVE and state.outcome != "finished"]
-    names = ", ".join(node.label for node, state in states.items() if state.state in _LIVE)
+    dead = [node for node, state in states.items() if not state.lives and state.outcome != "finished"]
+    names = ", ".join(dict.fromkeys(node.label for node, state in states.items() if state.lives))
     if anew or record.phase != "launched" or not (dead or silent(record, reach)):
         raise UsageError(
             f"{record.run} still runs on {names}",
@@ -181,12 +180,12 @@ def _mend(
     say(f"{record.run} still runs on {names}: starting again only what does not")
     restart_relay(record, reach, say)
 
-    def again(node: NodeRecord) -> None:
-        how = "its workers save, end and start" if states[node].orphans else "starting its workers"
-        say(f"{node.label}: {how} again")
-        restart_workers(node, reach)
+    def again(group: Group) -> None:
+        how = "its workers save, end and start" if states[group[0]].orphans else "starting its workers"
+        say(f"{group[0].label}: {how} again")
+        restart_workers(group, reach)
 
-    demand(each(dead, again), "starting the workers again")
+    demand(each(groups(record, dead, reach), again), "starting the workers again")
     return record
 
 

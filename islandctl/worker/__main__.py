@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from pydantic import ValidationError
 
+from islandctl.config import secrets
 from islandctl.config.job import CellJob
 from islandctl.config.paths import CellFolder
 from islandctl.errors import ConfigError, IslandError, UsageError
@@ -88,7 +89,9 @@ def main(argv: list[str]) -> int:
     process: Process | None = None
     code = 0
     try:
-        process = enter(Process(folder, read_job(folder), wishes, Pulse(Path(node) if node else None, rank)))
+        job = read_job(folder)
+        secrets.know(job.recipe.worker.secrets)
+        process = enter(Process(folder, job, wishes, Pulse(Path(node) if node else None, rank)))
         outcome = work(process, argv[1:])
     except Stopped as error:
         outcome = Outcome.ended("stopped", str(error), step=process.step if process else 0, retry=True)

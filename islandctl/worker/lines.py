@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from islandctl.config.paths import log_piece, log_pieces
+from islandctl.config.secrets import hide
 
 NUM_PIECES = 4
 LOOK_S = 1.0
@@ -25,7 +26,7 @@ class WholeLines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Append one record; on a full disk it is lost whole, so that the next one begins its own line."""
         try:
-            data = (self.format(record) + "\n").encode(errors="replace")
+            data = (hide(self.format(record)) + "\n").encode(errors="replace")
         except Exception:  # a wrong format must not end the training
             self.handleError(record)
             return

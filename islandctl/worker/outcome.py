@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 
 from islandctl.config.model import Model
+from islandctl.config.secrets import hide
 from islandctl.errors import (
     CheckpointError,
     DivergenceError,
@@ -76,8 +77,8 @@ class Outcome(Model):
         return cls(
             outcome="failed",
             retry=retry,
-            reason=reason[:LONGEST],
-            hint=hint[:LONGEST],
+            reason=hide(reason)[:LONGEST],
+            hint=hide(hint)[:LONGEST],
             kind=kind,
             step=step,
             rank=rank,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from islandctl.config.beside import unpacked
 from islandctl.config.load import load_recipe
 from islandctl.errors import ConfigError
 
@@ -70,10 +72,68 @@ def test_what_is_wrong_is_told_at_its_place(tmp_path: Path, text: str, message: 
     assert message in fault(tmp_path, text)
 
 
-def test_only_text_travels_and_little_of_it(tmp_path: Path) -> None:
-    (tmp_path / "x.py").write_bytes(b"\xff\xfe")
+def test_little_travels(tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text("x" * 9_000_000)
+    (tmp_path / "y.txt").write_text("y" * 9_000_000)
     files = "worker: {command: [python, x.py], files: [x.py, y.txt]}\n"
-    assert "x.py is not UTF-8 text" in fault(tmp_path, files)
-    (tmp_path / "x.py").write_text("x" * 600_000)
-    (tmp_path / "y.txt").write_text("y" * 600_000)
-    assert "more than 1024 KiB in all" in fault(tmp_path, files)
+    assert "more than 16 MiB in all" in fault(tmp_path, files)
+
+
+def git(folder: Path, *words: str) -> None:
+    settings = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "protocol.file.allow=always"]
+    subprocess.run(["git", "-C", folder, *settings, *words], check=True, capture_output=True, timeout=60)
+
+
+def test_of_a_git_repository_travels_what_git_does_not_ignore(tmp_path: Path) -> None:
+    part, own = tmp_path / "part", tmp_path / "own"
+    for folder in (part, own):
+        folder.mkdir()
+        git(folder, "init", "-q")
+    (part / "inner.py").write_text("inner")
+    git(part, "add", ".")
+    git(part, "commit", "-qm", "x")
+    for name, text in {
+        ".gitignore": "data/\n*.log\n",
+        "train.py": "old",
+        "gone.py": "gone",
+        "sub dir/naïve name.py": "name",
+        "data/large.bin": "ignored",
+        "noise.log": "ignored",
+        ".hidden/kept.py": "kept",
+    }.items():
+        (own / name).parent.mkdir(parents=True, exist_ok=True)
+        (own / name).write_text(text)
+    git(own, "submodule", "add", "-q", str(part), "vendored")
+    git(own, "add", ".")
+    git(own, "commit", "-qm", "x")
+    (own / "train.py").write_text("not committed")
+    (own / "gone.py").unlink()
+    (own / "new.py").write_text("not even added")
+    (own / "model.bin").write_bytes(b"\xff\x00")
+    (own / "run.sh").write_text("#!/bin/sh\n")
+    (own / "run.sh").chmod(0o755)
+    (own / "trick.txt").write_text("data:;base64,eA==")
+    loaded = load(tmp_path, "worker: {command: [python, own/train.py], files: [own]}\n")
+    files = {name: unpacked(text) for name, text in loaded.files.items()}  # type: ignore[attr-defined]
+    assert files.pop("own/.gitmodules")
+    assert files == {
+        "own/.gitignore": (b"data/\n*.log\n", False),
+        "own/train.py": (b"not committed", False),
+        "own/sub dir/naïve name.py": (b"name", False),
+        "own/.hidden/kept.py": (b"kept", False),
+        "own/vendored/inner.py": (b"inner", False),
+        "own/new.py": (b"not even added", False),
+        "own/model.bin": (b"\xff\x00", False),
+        "own/run.sh": (b"#!/bin/sh\n", True),
+        "own/trick.txt": (b"data:;base64,eA==", False),
+    }
+
+
+def test_secrets_are_named_and_never_written(tmp_path: Path) -> None:
+    command = "worker: {command: [python, /x.py], "
+    assert "WANDB_API_KEY looks like a secret" in fault(tmp_path, command + "env: {WANDB_API_KEY: abc}}\n")
+    assert "'a=b' is not the name of an environment variable" in fault(tmp_path, command + "secrets: [a=b]}\n")
+    both = command + "env: {HF_HOME: /x}, secrets: [HF_HOME]}\n"
+    assert "HF_HOME is listed in worker.secrets as well" in fault(tmp_path, both)
+    loaded = load(tmp_path, command + "env: {TOKENIZERS_PARALLELISM: '0'}, secrets: [WANDB_API_KEY]}\n")
+    assert loaded.value.worker.secrets == ("WANDB_API_KEY",)  # type: ignore[attr-defined]

@@ -54,6 +54,15 @@ def ended(rank: int, code: int, at: float = 5.0) -> dict[str, Any]:
             "rank 0 has lost another rank",
             0,
         ),
+        (
+            1,
+            [ended(1, -9), ended(0, 1)],
+            None,
+            {"outcome": "failed", "reason": "RuntimeError: Broken pipe", "rank": 0},
+            "crash",
+            "rank 1 (process 71): killed by signal 9 (SIGKILL)",
+            1,
+        ),
         (1, [ended(1, 1), ended(0, 1, 4.0)], None, {}, "crash", "rank 0 (process 70): exit code 1; the", 0),
         (1, [ended(1, 1)], None, {"outcome": "failed", "reason": "disk full", "rank": 1}, "crash", "disk full", 1),
         (

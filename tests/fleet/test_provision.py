@@ -22,9 +22,11 @@ import pytest
 
 from islandctl.config.site import SiteProfile
 from islandctl.errors import PreflightError
-from islandctl.fleet import node_setup, provision
+from islandctl.fleet import environment, needs, node_store, provision
+from islandctl.fleet.bundle import Bundle, make_bundle
 from islandctl.fleet.connect import connect, this_machine
-from islandctl.fleet.provision import SOAP_REQUIREMENT, Bundle, make_bundle, prepare, worker_needs
+from islandctl.fleet.needs import SOAP_REQUIREMENT, worker_needs
+from islandctl.fleet.provision import prepare
 from tests.sshd import Sshd, site_profile
 
 LOCAL = this_machine()
@@ -33,8 +35,8 @@ LOCAL = this_machine()
 @pytest.fixture
 def light(monkeypatch: pytest.MonkeyPatch) -> None:
     """An interpreter is fit with json alone, so that no test waits for torch."""
-    monkeypatch.setattr(provision, "WORKER_IMPORTS", (("json", ()),))
-    monkeypatch.setattr(provision, "WORKER_REQUIREMENTS", ())
+    monkeypatch.setattr(needs, "WORKER_IMPORTS", (("json", ()),))
+    monkeypatch.setattr(needs, "WORKER_REQUIREMENTS", ())
 
 
 @pytest.fixture
@@ -180,7 +182,7 @@ def test_an_interpreter_without_torch_says_what_is_missing(package: Path, tmp_pa
 def test_without_torch_on_this_machine_it_says_which_extra_to_install(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(provision, "WORKER_IMPORTS", (("no_such_module", ()),))
+    monkeypatch.setattr(needs, "WORKER_IMPORTS", (("no_such_module", ()),))
     profile = {
         "name": "here",
         "scheduler": "local",
@@ -389,8 +391,8 @@ def shift_clock(monkeypatch: pytest.MonkeyPatch, ahead_s: float) -> None:
 @pytest.fixture
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with one tiny wheel; what a worker needs is said to be that."""
-    monkeypatch.setattr(provision, "WORKER_REQUIREMENTS", ())
-    monkeypatch.setattr(provision, "WORKER_IMPORTS", (("islandctl_test_wheel", (1, 0)),))
+    monkeypatch.setattr(needs, "WORKER_REQUIREMENTS", ())
+    monkeypatch.setattr(needs, "WORKER_IMPORTS", (("islandctl_test_wheel", (1, 0)),))
     folder = tmp_path / "wheels"
     folder.mkdir()
     info = "islandctl_test_wheel-1.0.dist-info"
@@ -405,16 +407,23 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def built(tmp_path: Path, wheels: Path, *packages: str, **more: Any) -> SiteProfile:
-    options = ("--no-index", "--find-links", str(wheels), "--no-cache-dir")
-    settings = {"build": True, "packages": packages, "pip_options": options, "python": sys.executable, **more}
+    settings = {
+        "build": True,
+        "packages": packages,
+        "pip_options": ("--no-index", "--find-links", str(wheels), "--no-cache-dir"),
+        "python": sys.executable,
+        **more,
+    }
     return site(tmp_path, **settings)
 
 
 @pytest.mark.slow
 def test_an_environment_is_built_once_and_a_half_built_one_never_used(
-    package: Path, wheels: Path, tmp_path: Path
+    package: Path, wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    profile, bundle, messages = built(tmp_path, wheels, "islandctl-test-wheel"), make_bundle(package), list[str]()
+    monkeypatch.setattr(environment, "ALONE_BYTES", 1)
+    own = {"build": True, "packages": ("islandctl-test-wheel",), "python": sys.executable}
+    profile, bundle, messages = site(tmp_path, wheels=str(wheels), **own), make_bundle(package), list[str]()
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(lambda _: prepare(LOCAL, profile, bundle, messages.append), range(2))
     assert first == second
@@ -449,32 +458,91 @@ def test_an_environment_that_does_not_import_what_a_worker_needs(package: Path, 
         prepare(LOCAL, built(tmp_path, wheels), make_bundle(package))
 
 
+@pytest.mark.slow
+def test_a_site_without_an_index_gets_wheels_from_here(
+    package: Path, wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``offline``: pip here fetches them for the node, once; they lie there as content, and pip there is content."""
+    monkeypatch.setenv("ISLANDCTL_HOME", str(tmp_path / "controller"))
+    monkeypatch.setenv("PLACE_OF_WHEELS", str(wheels))
+    messages, bundle = list[str](), make_bundle(package)
+    options = ("--no-index", "--find-links ${PLACE_OF_WHEELS}")
+    python = {"build": True, "packages": ("islandctl-test-wheel",), "python": sys.executable}
+    profile = site(tmp_path, offline=True, pip_options=options, **python)
+    ready = prepare(LOCAL, profile, bundle, messages.append)
+    assert subprocess.run([ready.python, "-c", "import islandctl_test_wheel"], timeout=30).returncode == 0
+    wheel = next(wheels.iterdir())
+    stored = [path for path in (tmp_path / "a work" / "store").iterdir() if path.suffix == ""]
+    assert wheel.read_bytes() in stored[0].read_bytes()
+    assert [path.name for path in (tmp_path / "controller" / "wheels").glob("*/*")] == [wheel.name]
+    assert len([line for line in messages if "fetching packages for Python" in line]) == 1
+    (folder,) = (tmp_path / "controller" / "wheels").iterdir()
+    (given,) = environment.wheels_of(site(tmp_path, wheels=str(folder), **python)) or ()
+    assert given.name == stored[0].name
+    wheel.unlink()
+    messages.clear()
+    assert prepare(LOCAL, profile, bundle, messages.append) == ready
+    assert messages == []
+
+
+@pytest.mark.slow
+def test_an_index_that_cannot_be_reached_names_what_helps(
+    package: Path, wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INDEX_PASSWORD", "never-to-be-seen")
+    options = ("--index-url http://me:${INDEX_PASSWORD}@127.0.0.1:1/simple", "--retries 0", "-vv")
+    profile = built(tmp_path, wheels, "islandctl-test-wheel", pip_options=options, secrets=("INDEX_PASSWORD",))
+    with pytest.raises(PreflightError, match="pip cannot reach its package index from there: ") as caught:
+        prepare(LOCAL, profile, make_bundle(package))
+    assert "environment.offline: true" in caught.value.hint
+    assert "environment.wheels" in caught.value.hint
+    assert "never-to-be-seen" not in caught.value.message
+
+
+def test_a_password_in_an_index_s_address_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"write \$\{NAME\} in its place"):
+        site(tmp_path, pip_options=("--index-url", "https://me:secret@index.example/simple"))
+
+
+def test_platforms_are_those_that_the_node_s_c_library_runs(tmp_path: Path, wheels: Path) -> None:
+    def names(arch: str, *libc: str) -> list[str]:
+        found = {"python": {"executable": "/p", "version": "3.11.2"}, "arch": arch, "libc": libc}
+        return environment.platforms(environment.describe(site(tmp_path), found, worker_needs(), None))
+
+    new = names("x86_64", "glibc", "2.36")
+    assert (new[0], new[-1]) == ("manylinux_2_36_x86_64", "linux_x86_64")
+    assert {"manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64"} < {*new}
+    assert names("aarch64", "glibc", "2.18") == [
+        "manylinux_2_18_aarch64",
+        "manylinux_2_17_aarch64",
+        "manylinux2014_aarch64",
+        "linux_aarch64",
+    ]
+    assert names("x86_64", "", "")[0] == "musllinux_1_2_x86_64"
+
+
 def test_the_environment_s_name_follows_what_is_in_it(tmp_path: Path, wheels: Path) -> None:
+    (tmp_path / "lock").write_text("a==1\n")
     hashes = []
-    for packages, setup, version in (
-        (("a",), (), "3.11.2"),
-        (("a", "b"), (), "3.11.2"),
-        (("a",), ("module load x",), "3.11.2"),
-        (("a",), (), "3.12.1"),
+    for packages, version, more in (
+        (("a",), "3.11.2", {}),
+        (("a", "b"), "3.11.2", {}),
+        (("a",), "3.11.2", {"setup": ("module load x",)}),
+        (("a",), "3.12.1", {}),
+        (("a",), "3.11.2", {"lock": str(tmp_path / "lock")}),
+        (("a",), "3.11.2", {"offline": True}),
+        (("a",), "3.11.2", {"wheels": str(wheels)}),
     ):
-        asked: dict[str, Any] = {}
-
-        class Recorder:
-            label = "here"
-
-            def python(self, source: str, args: dict[str, Any], *, asked: dict[str, Any] = asked, **_: Any) -> Any:
-                asked.update(args)
-                return {"python": "/env/bin/python", "built": False}
-
-        found = {"python": {"executable": "/usr/bin/python3", "version": version}, "arch": "x86_64", "work_dir": "/w"}
-        profile = built(tmp_path, wheels, *packages, setup=setup)
-        provision._build(Recorder(), profile, found, lambda line: None)
-        hashes.append(asked["env_hash"])
-    assert len(set(hashes)) == 4
+        found = {"python": {"executable": "/usr/bin/python3", "version": version}, "arch": "x86_64"}
+        own = {"build": True, "packages": packages, **more}
+        profile = site(tmp_path, **own)
+        made = environment.describe(profile, found, worker_needs(), environment.wheels_of(profile))
+        hashes.append(made.hash)
+    assert len(set(hashes)) == 7
 
 
 def test_index_options_do_not_reach_the_command_line() -> None:
-    on_file, on_line = provision._split_options(
+    on_file, on_line = environment.split_options(
         ("--index-url https://user:secret@index.example/simple", "--no-cache-dir", "--pre", "--find-links=/w")
     )
     assert on_file == ["--index-url https://user:secret@index.example/simple", "--pre", "--find-links /w"]
@@ -487,14 +555,14 @@ def test_a_lock_waits_for_the_other_launch(tmp_path: Path) -> None:
 
     def second() -> None:
         entered.wait(5)
-        with node_setup.locked(path, 5.0):
+        with node_store.locked(path, 5.0):
             order.append("second")
 
     thread = threading.Thread(target=second)
     thread.start()
-    with node_setup.locked(path, 5.0):
+    with node_store.locked(path, 5.0):
         entered.set()
-        with pytest.raises(TimeoutError, match="another launch has held"), node_setup.locked(path, 0.2):
+        with pytest.raises(TimeoutError, match="another launch has held"), node_store.locked(path, 0.2):
             order.append("never")
         order.append("first")
     thread.join(10)

@@ -45,9 +45,8 @@ def test_the_case_study_fits_and_its_link_has_room(shipped: Any) -> None:
         assert estimate.memory_per_rank.high < estimate.memory_limit.value == 288e9
     assert found(plan, "ok", "hidden by overlap 12")
     assert plan.feasible
-    assert "site us-b300: scheduler: slurm, site asia-gb300: scheduler: slurm" in [
-        finding.place for finding in found(plan, "warn", "launch does not run this yet")
-    ]
+    (job,) = (finding.text for finding in found(plan, "ok", "a job: sbatch") if finding.place == "us-b300")
+    assert job.startswith("a job: sbatch --nodes=20 --ntasks-per-node=1 --cpus-per-task=192 --mem=0 --gres=gpu:8 ")
 
 
 def test_the_butterfly_is_planned(shipped: Any) -> None:
@@ -55,7 +54,7 @@ def test_the_butterfly_is_planned(shipped: Any) -> None:
     assert plan.feasible
     assert len(plan.cells) == len(plan.estimates) == 8
     assert all(e.bytes_down_per_window.value == e.bytes_up_per_window.value for e in plan.estimates)
-    assert [finding.place for finding in found(plan, "warn", "launch does not")] == ["site gb300: scheduler: slurm"]
+    assert found(plan, "ok", "a job: sbatch --nodes=2 ")[0].place == "gb300-0 … gb300-7 (8)"
     assert found(plan, "ok", "memory of a rank")[0].place == "gb300-0 … gb300-7 (8)"
 
 

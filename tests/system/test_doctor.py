@@ -49,7 +49,6 @@ class Far:
         sites = [part for name in ("east", "west") for part in ("--site", str(self.machine.root / f"{name}.yaml"))]
         done = self.machine.islandctl("doctor", str(self.machine.recipe(20)), *sites, "--json", *options)
         assert done.returncode == code, done.stderr + done.stdout
-        assert json.loads(self.machine.islandctl("runs", "--json").stdout) == []
         assert list(self.machine.runs.iterdir()) == []
         report: dict[str, Any] = json.loads(done.stdout)
         return report
@@ -136,8 +135,6 @@ def test_figures_into_the_profiles(far: Far) -> None:
             key: value for key, value in new.items() if key not in ("wan", "storage")
         }
     assert {one["key"] for one in report["written"] if one["profile"] == str(west)} == set(measured)
-    plan = machine.islandctl("plan", str(machine.recipe(20)), *far_sites(machine), "--json")
-    assert json.loads(plan.stdout)["sites"][0]["storage"]["free"] is not None
 
 
 def test_one_that_is_killed_is_cleared_up_by_stop(tmp_path: Path) -> None:
@@ -148,12 +145,13 @@ def test_one_that_is_killed_is_cleared_up_by_stop(tmp_path: Path) -> None:
         assert begun.stderr is not None
         assert any("measuring all links" in line for line in begun.stderr)
         begun.kill()
-        (run,) = json.loads(machine.islandctl("runs", "--json").stdout)
-        assert run["run"].startswith("doctor-")
-        assert machine.islandctl("remove", run["run"]).returncode == 2
-        assert machine.islandctl("stop", run["run"]).returncode == 0
-        assert machine.processes(run["run"]) == {}
-        assert machine.islandctl("remove", run["run"]).returncode == 0
+        (folder,) = machine.runs.iterdir()
+        run = folder.name
+        assert run.startswith("doctor-")
+        assert machine.islandctl("remove", run).returncode == 2
+        assert machine.islandctl("stop", run).returncode == 0
+        assert machine.processes(run) == {}
+        assert machine.islandctl("remove", run).returncode == 0
 
 
 def far_sites(machine: Machine) -> list[str]:

@@ -95,7 +95,10 @@ def test_the_plan_says_what_it_cannot_know(machine: Foreign) -> None:
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
-        ("import islandctl\nislandctl.atach()\n", "AttributeError"),
+        (
+            "import islandctl, os\ngetattr(islandctl, os.environ['FAULTY_API_KEY'])\n",
+            "AttributeError: module 'islandctl' has no attribute '***'",
+        ),
         ("import nowhere\n", "ModuleNotFoundError: No module named 'nowhere'"),
         ("print('done')\n", "train.py ended without islandctl.attach()"),
     ],
@@ -107,8 +110,9 @@ def test_a_faulty_script_ends_the_run_in_one_line(tmp_path: Path, script: str, r
             "name": "faulty",
             "training": {"steps": 5, "batch": 1, "sequence": 8},
             "exchange": {"mode": "none"},
-            "worker": {"command": "python train.py", "files": ["train.py"]},
+            "worker": {"command": "python train.py", "files": ["train.py"], "secrets": ["FAULTY_API_KEY"]},
         }
+        secret = made.env["FAULTY_API_KEY"] = "never_to_be_seen"
         (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
         (tmp_path / "alone.yaml").write_text(json.dumps(SITE | {"name": "alone", "work_dir": str(tmp_path / "work")}))
         done = made.islandctl(
@@ -116,3 +120,6 @@ def test_a_faulty_script_ends_the_run_in_one_line(tmp_path: Path, script: str, r
         )
         assert done.returncode == 1
         assert reason in done.stderr + done.stdout
+        assert secret not in done.stderr + done.stdout
+        files = [path for path in tmp_path.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+        assert [path.name for path in files] == ["secrets.json"]

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -58,13 +59,42 @@ def far(tmp_path: Path) -> Iterator[Far]:
         yield Far(tmp_path, machine, known)
 
 
+def seen_by_ps() -> list[bytes]:
+    """The command lines of all processes, as everybody sees them."""
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has just ended
+            lines.append(path.read_bytes())
+    return lines
+
+
+def holds(path: Path, text: str) -> bool:
+    try:
+        return text.encode() in path.read_bytes()
+    except FileNotFoundError:  # a temporary one
+        return False
+
+
 def test_a_run_over_ssh(far: Far) -> None:
     machine, west = far.machine, far.servers["west"]
+    machine.changes = {"worker": {"secrets": ["FAR_API_KEY"]}}
+    missing = machine.launch(5000, "far", "--detach")
+    assert missing.returncode == 4
+    assert "worker.secrets: FAR_API_KEY is not set on this machine" in missing.stderr
+    secret = machine.env["FAR_API_KEY"] = "not-to-be-seen-anywhere"
     started = machine.launch(5000, "far", "--detach")
     assert started.returncode == 0, started.stderr
     assert "east/isle-east-1: reaches the relay through a tunnel" in started.stderr
     machine.until("far", lambda seen: min(steps_of(seen)) >= 5)
     assert all("ISLANDCTL" not in line for line in machine.processes("far").values())
+
+    # the secret is where the workers are, and nowhere else
+    assert all(secret in Path(f"/proc/{pid}/environ").read_text() for pid in machine.workers("far", "west"))
+    lines = [*seen_by_ps(), started.stdout.encode(), started.stderr.encode()]
+    assert not [line for line in lines if secret.encode() in line]
+    holding = sorted(path for path in far.machine.root.rglob("*") if path.is_file() and holds(path, secret))
+    assert holding == sorted(machine.cell("far", name) / "secrets.json" for name in ("east", "west"))
+    assert {path.stat().st_mode & 0o777 for path in holding} == {0o600}
 
     # whatever is killed comes back, and the run goes on
     kill(machine.workers("far", "west"))

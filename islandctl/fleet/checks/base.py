@@ -235,6 +235,8 @@ class Check(ABC):
     """What to do where it does not pass."""
     deadline_s: float = 60.0
     """After this long the verdict is: no answer."""
+    at_once: int = 64
+    """Of so many places at the same time."""
     measures: bool = False
     """It loads the node, so nothing else runs there meanwhile."""
 

@@ -257,6 +257,7 @@ def reduce_args(node: Node, world: int, first: int, address: str, port: int) -> 
         "ranks": node.ranks,
         "address": address,
         "port": port,
+        "interface": "",
         "bytes": (1 << 30) if gpus else (4 << 20),
         "times": 8 if gpus else 3,
         "deadline_s": 80.0,

@@ -25,6 +25,7 @@ from islandctl.fleet.checks.load import judge_reduce, reduce_args, without_torch
 
 NOT_A_WAY = ("lo", "docker", "virbr", "br-", "veth", "cni", "flannel", "podman")
 LISTEN_S = 20.0
+NO_ADDRESS = "no address that its peers could reach: no default route"
 
 
 def own_address(node: Node) -> str:
@@ -52,7 +53,7 @@ class Rendezvous(CellCheck):
             return skipped("a login node: its nodes are the scheduler's")
         address = own_address(first)
         if not address:
-            return fail(f"{first.label} has no address that its peers could reach")
+            return fail(f"{first.label} has {NO_ADDRESS}", hint="check its network interfaces: ip address; ip route")
         port, word = first.ask("free_port", timeout_s=10.0, address=address)["port"], secrets.token_hex(8)
         bound = first.ask("can_bind", timeout_s=10.0, address=address, port=port)
         if not bound["free"]:
@@ -61,6 +62,7 @@ class Rendezvous(CellCheck):
         door = threading.Thread(target=_quietly, args=(first, asked), daemon=True)
         door.start()
         heard = {node.label: _dial(node, address, port, word) for node in others}
+        first.facts["meets"] = not any(heard.values())
         return judge_meeting(heard, first.label, f"{address} port {port}")
 
 
@@ -108,15 +110,16 @@ class Interfaces(CellCheck):
 
     name, tier, title = "interfaces", "quick", "the network interface by which each node reaches its peers"
     threshold, source = "one that is not lo or a bridge of containers", "marin#6940, nccl#286, nccl-tests#9"
-    remedy = (
-        "worker.env in the recipe: NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, by the name given here (=name: exactly)"
-    )
+    remedy = "a launch names it to NCCL and gloo; NCCL_SOCKET_IFNAME in the recipe's worker.env overrides it"
 
     def look(self, cell: Cell) -> Verdicts:
         """See ``CellCheck``."""
         if cell.nodes[0].is_login:
             return skipped("a login node: its nodes are the scheduler's")
         addresses = {node.label: own_address(node) for node in cell.nodes}
+        lost = [label for label, address in addresses.items() if not address]
+        if lost:
+            return fail(f"{listed(lost)}: {NO_ADDRESS}", hint="check its network interfaces: ip address; ip route")
         told = {}
         for node in cell.nodes:
             peers = [address for label, address in addresses.items() if label != node.label and address]
@@ -137,7 +140,7 @@ def judge_interfaces(told: dict[str, Sequence[dict[str, str]]]) -> Verdict:
     if strange:
         return warn(f"{text}: not a way between machines on {listed(strange)}")
     if len({tuple(found) for found in names.values()}) > 1:
-        return warn(f"{text}: other names on other nodes, so one NCCL_SOCKET_IFNAME does not fit all")
+        return warn(f"{text}: other names on other nodes, so one name for all would be wrong")
     return ok(text)
 
 
@@ -182,11 +185,17 @@ class CellCollective(CellCheck):
         if first.is_login:
             return skipped("a login node: its nodes are the scheduler's")
         address = own_address(first)
+        if not address:
+            return skipped(f"{first.label} has {NO_ADDRESS}")
+        if not first.facts.get("meets", True):
+            return skipped("its nodes do not reach one another: see rendezvous")
         port = first.ask("free_port", timeout_s=10.0, address=address)["port"]
         world, answers = sum(node.ranks for node in cell.nodes), dict[str, dict[str, Any]]()
         begun, before = [], 0
         for node in cell.nodes:
-            args = reduce_args(node, world, before, address, port)
+            peer = own_address(cell.nodes[1]) if node is first else address
+            way = node.ask("routes", timeout_s=20.0, peers=[peer])["routes"][0]
+            args = reduce_args(node, world, before, address, port) | {"interface": way.get("interface", "")}
             begun.append(threading.Thread(target=_reduce, args=(node, args, answers), daemon=True))
             before += node.ranks
         for thread in begun:

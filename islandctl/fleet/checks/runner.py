@@ -50,12 +50,14 @@ def run(
     waiting, running = deque(tasks), dict[int, tuple[Task, float]]()
     answers: queue.SimpleQueue[tuple[int, tuple[Verdict, ...]]] = queue.SimpleQueue()
     busy: Counter[str] = Counter()
+    asking: Counter[str] = Counter()
     numbers = iter(range(len(tasks)))
     while waiting or running:
-        for task in _next(waiting, busy, AT_ONCE - len(running), at_once_each):
+        for task in _next(waiting, busy, asking, AT_ONCE - len(running), at_once_each):
             number = next(numbers)
             running[number] = (task, clock())
             busy[task.key] += 1
+            asking[task.check.name] += 1
             threading.Thread(target=_ask, args=(number, task, answers), daemon=True, name=task.check.name).start()
         first = min(began + task.deadline_s for task, began in running.values())
         try:
@@ -69,21 +71,26 @@ def run(
             if number in running:  # else it comes after its deadline, and has been told as late
                 task, began = running.pop(number)
                 busy[task.key] -= 1
+                asking[task.check.name] -= 1
                 yield Done(task, verdicts, clock() - began)
 
 
-def _next(waiting: deque[Task], busy: Counter[str], room: int, each: int) -> list[Task]:
-    """Take from ``waiting`` what may begin now."""
+def _next(waiting: deque[Task], busy: Counter[str], asking: Counter[str], room: int, each: int) -> list[Task]:
+    """Take from ``waiting`` what may begin now. ``busy``: tasks by key; ``asking``: by check."""
     if room <= 0:
         return []
     chosen: list[Task] = []
     taken: Counter[str] = Counter()
+    begun: Counter[str] = Counter()
     for task in list(waiting):
         if len(chosen) >= room:
             break
-        if not task.key or busy[task.key] + taken[task.key] < each:
+        name = task.check.name
+        free = not task.key or busy[task.key] + taken[task.key] < each
+        if free and asking[name] + begun[name] < task.check.at_once:
             chosen.append(task)
             taken[task.key] += 1
+            begun[name] += 1
             waiting.remove(task)
     return chosen
 

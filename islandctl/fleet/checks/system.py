@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from islandctl.config.units import bytes_text, memory_text, seconds_text
@@ -32,14 +33,15 @@ class Login(NodeCheck):
     name, tier, title = "login", "quick", "SSH login with the profile's key, and a Python there"
     threshold, source = "within 15 s", "field reports of far bastions (dstack#2346)"
     remedy = "ssh -v HOST shows where it stops"
-    deadline_s = 120.0
+    deadline_s = 300.0  # a connection has its own; a person who compares a fingerprint takes longer
 
     def look(self, node: Node) -> Verdicts:
         """See ``NodeCheck``."""
         began = time.monotonic()
         node.open()
         took = time.monotonic() - began
-        return judge_login(took, system_facts(node), local=not node.name)
+        verdict = judge_login(took, system_facts(node), local=not node.name)
+        return replace(verdict, text=f"a login node, not its nodes; {verdict.text}") if node.is_login else verdict
 
 
 def judge_login(took: float, told: dict[str, Any], *, local: bool) -> Verdict:

@@ -21,6 +21,7 @@ from islandctl.fleet.checks.links import NvLink, Pcie, Xid
 from islandctl.fleet.checks.load import GpuHeat, MatrixRate, NodeCollective
 from islandctl.fleet.checks.system import Login, system_facts
 from islandctl.fleet.local import LocalHost
+from tests.disk import fill, mounted, needs_mount
 from tests.sshd import site_profile
 
 
@@ -73,6 +74,18 @@ def test_disks(tmp_path: Path) -> None:
     assert on_disk.disk_space({"work_dir": "/proc/islandctl"})["unfit"]
 
 
+@needs_mount
+def test_a_full_disk(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", 64 << 20) as disk:
+        here = node(tmp_path)
+        here.site = here.site.model_copy(update={"work_dir": str(disk)})
+        filler = fill(disk)
+        told = DiskSpace().look(here)
+        assert (told.level, "less than 200 MB" in told.text) == ("fail", True)
+        assert DiskRate().look(here).level == "fail"
+        assert list(disk.iterdir()) == [filler]
+
+
 def test_whoever_holds_a_port_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
         told = on_node.can_bind({"address": "127.0.0.1", "port": held.getsockname()[1]})
@@ -113,6 +126,15 @@ def test_nodes_of_a_cell_meet(tmp_path: Path) -> None:
     ways = meeting.Interfaces().look(cell)
     assert (ways.level, "not a way between machines" in ways.text) == ("warn", True)
     assert meeting.Names().look(cell).level in ("ok", "warn")
+
+
+def test_nodes_without_an_address_cannot_meet(tmp_path: Path) -> None:
+    cell = Cell("here", (node(tmp_path, "n0"), node(tmp_path, "n1")))
+    for one in cell.nodes:
+        one.facts["address"] = ""
+    told = [kind().look(cell) for kind in (meeting.Rendezvous, meeting.Interfaces, meeting.CellCollective)]
+    assert [verdict.level for verdict in told] == ["fail", "fail", "skipped"]
+    assert all("no default route" in verdict.text for verdict in told)
 
 
 @pytest.mark.slow

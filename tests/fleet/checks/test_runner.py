@@ -106,6 +106,11 @@ def test_no_more_at_once_than_allowed_and_in_order_on_a_node() -> None:
     assert len(list(run(tasks, at_once_each=1))) == 36
     assert {key: most[key] for key in "abc"} == {"a": 1, "b": 1, "c": 1}
     assert [name for name in order if name[0] == "b"] == [f"b{at}" for at in range(12)]
+    few = Plain()
+    few.at_once = 3
+    most.clear()
+    assert len(list(run([Task(few, str(at), ask("", str(at)), 60.0) for at in range(20)]))) == 20
+    assert most["all"] <= 3
     many = [task(str(at), ask("", str(at))) for at in range(2 * AT_ONCE)]
     assert len(list(run(many))) == 2 * AT_ONCE
     assert most["all"] <= AT_ONCE

@@ -1,0 +1,171 @@
+"""One Python that stays on a host while its connection stands: a call is a round trip and a fork, no new process.
+
+Both directions carry frames over one channel. A request is ``NUMBER SIZE PAYLOAD_SIZE``, a line end, JSON of that
+size (``program``: the hash of the program's text, ``text``: the text itself, the first time; ``args``, ``alarm_s``)
+and the payload. An answer is ``NUMBER SIZE``, a line end and JSON: ``result``, ``error``, or ``died`` with the exit
+code (negative: the signal). What the login shell prints comes before a random marker, and is skipped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import secrets
+import threading
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from islandctl.fleet.wire import ALARM_OVER_S
+
+START_S = 60.0
+"""For a Python to start on a busy node, at the first call, over that call's own time."""
+
+
+class Stream(Protocol):
+    """Both ends of a program that runs on a host."""
+
+    def sendall(self, data: bytes, /) -> None:
+        """Raises OSError when the stream has ended."""
+
+    def recv(self, size: int, /) -> bytes:
+        """What has come, at least a byte; empty: the end. Raises OSError."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+class Gone(Exception):
+    """The interpreter has ended, or the link to it; what the call did is unknown."""
+
+
+class Interpreter:
+    """See the module. Safe from several threads; calls run side by side.
+
+    Args:
+        stream: of the command line that runs ``wire.BOOT``.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._programs: set[str] = set()
+        self._waiting: dict[int, _Waiting] = {}
+        self._marker = f"<<{secrets.token_hex(8)}>>"
+        self._ended = False
+        self.started = False
+        """Whether anything has come from it: if not, there may be no Python at all."""
+        stage = (
+            f"{_source()}\n_arrived = _drain()\nwrite_all(1, {self._marker!r}.encode())\nserve(_arrived)\n".encode()
+        )
+        self._first = b"%d\n%b" % (len(stage), stage)
+        self._reader = threading.Thread(target=self._read, name="interpreter", daemon=True)
+        self._reader.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still answers, as far as is known."""
+        return not self._ended
+
+    def call(self, source: str, args: Mapping[str, Any], payload: bytes, timeout_s: float) -> dict[str, Any]:
+        """Run ``main(args, payload)`` of a program; its answer.
+
+        Raises:
+            TimeoutError: no answer in time; the program ends itself a little later.
+            Gone: there is nobody to answer any more.
+        """
+        program = hashlib.sha256(source.encode()).hexdigest()
+        waiting = _Waiting()
+        request: dict[str, Any] = {"program": program, "args": dict(args), "alarm_s": int(timeout_s) + ALARM_OVER_S}
+        with self._lock:
+            if self._ended:
+                raise Gone
+            if program not in self._programs:
+                request["text"] = source
+            number = next(self._numbers)
+            self._waiting[number] = waiting
+            text = json.dumps(request).encode()
+            try:
+                self._stream.sendall(self._first + b"%d %d %d\n%b" % (number, len(text), len(payload), text))
+                self._first = b""
+                if payload:
+                    self._stream.sendall(payload)
+            except (OSError, EOFError) as error:
+                self._waiting.pop(number, None)
+                raise Gone(str(error)) from error
+            self._programs.add(program)
+        if not waiting.done.wait(timeout_s + (0.0 if self.started else START_S)):
+            self._waiting.pop(number, None)
+            raise TimeoutError
+        if waiting.answer is None:
+            raise Gone
+        return waiting.answer
+
+    def close(self) -> None:
+        """End it; calls that wait raise ``Gone``."""
+        self._stream.close()
+
+    def close_if_idle(self) -> None:
+        """Make room for another session, where no call is under way."""
+        with self._lock:
+            if not self._waiting:
+                self._ended = True
+                self._stream.close()
+
+    def _read(self) -> None:
+        arrived = bytearray()
+        try:
+            while data := self._stream.recv(1 << 18):
+                arrived += data
+                if not self.started:
+                    _, found, rest = arrived.partition(self._marker.encode())
+                    if not found:
+                        continue
+                    arrived, self.started = rest, True
+                self._deliver(arrived)
+        except (OSError, EOFError, ValueError):
+            self._stream.close()  # a stream that is cut, or holds what is no answer, has ended
+        with self._lock:
+            self._ended = True
+        for number in list(self._waiting):
+            if waiting := self._waiting.pop(number, None):
+                waiting.done.set()
+
+    def _deliver(self, arrived: bytearray) -> None:
+        """Hand out the whole answers among what has come, and take them away from it."""
+        while (end := arrived.find(b"\n")) >= 0:
+            number, size = (int(word) for word in arrived[:end].split())
+            if len(arrived) < end + 1 + size:
+                return
+            waiting = self._waiting.pop(number, None)
+            if waiting is not None:  # else it was given up
+                waiting.answer = json.loads(arrived[end + 1 : end + 1 + size])
+                waiting.done.set()
+            del arrived[: end + 1 + size]
+
+
+class _Waiting:
+    """One call on its way."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.answer: dict[str, Any] | None = None
+
+
+_DRAIN = """
+def _drain():
+    # what the buffered reader that brought this program has read beyond it; it is not used any more
+    os.set_blocking(0, False)
+    ahead = i.peek(1)
+    ahead = i.read(len(ahead)) if ahead else b""
+    os.set_blocking(0, True)
+    return ahead
+"""
+
+
+@cache
+def _source() -> str:
+    return (Path(__file__).parent / "node_interpreter.py").read_text() + _DRAIN
