@@ -100,6 +100,12 @@ class Courier:
         return payload
 
     def _put(self, assignment: Assignment, payload: bytes, codec: Codec) -> None:
+        try:
+            self._carry(self._packet(assignment, payload, codec), assignment)
+        except Exception as error:  # in a pool nobody else would hear of it, and the round would stay open
+            self._latch.fail(error)
+
+    def _packet(self, assignment: Assignment, payload: bytes, codec: Codec) -> bytes:
         chunk, me = assignment.chunk, self._identity
         header = PacketHeader(
             run=me.run,
@@ -118,7 +124,10 @@ class Courier:
             payload_hash=digest(payload),
             payload_bytes=len(payload),
         )
-        packet = pack(header, payload)
+        return pack(header, payload)
+
+    def _carry(self, packet: bytes, assignment: Assignment) -> None:
+        chunk, me = assignment.chunk, self._identity
         self._own[(chunk.fragment, assignment.window, chunk.index)] = packet
         while not self._latch.closed.is_set():
             try:
@@ -136,9 +145,6 @@ class Courier:
                     self._latch.fail(refused)
                     return
                 log.info("packet of fragment %d, window %d: %s", chunk.fragment, assignment.window, error.code)
-                return
-            except Exception as error:
-                self._latch.fail(error)
                 return
 
     def fetch(self, commit: Commit, part: Contribution, chunk: Chunk, base: str) -> Tensor:

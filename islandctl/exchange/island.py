@@ -330,6 +330,11 @@ class Island:
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"rank {self._ranks.rank}: the checkpoint's exchange state is damaged") from error
 
+    def change_ledger(self) -> None:
+        """After ``load_state_dict``: the relay has another ledger, which goes on from this state."""
+        for state in self._rounds.states:
+            state.resolved_seq = -1
+
     def resume(self) -> int:
         """Find the way back: call once at every start, after loading whatever there is to load. Collective.
 

@@ -79,6 +79,10 @@ class Rounds:
         self._missed: dict[int, set[int]] = {cell: set() for cell in range(self.num_cells)}
         self._bases: dict[tuple[Scope, int], Base] = {}  # (scope, chunk) → base
 
+    def begin_at(self, versions: tuple[int, ...]) -> None:
+        """The present attempt, in which nothing has come yet, begins with these versions of the fragments."""
+        self._rule.begin(versions)
+
     # What is true now
 
     @property

@@ -19,7 +19,7 @@ from islandctl.exchange.transport import Transport
 from islandctl.ledger.configuration import exchange_hash
 from islandctl.worker import process
 from islandctl.worker.alone import Alone, Exchanger
-from islandctl.worker.island import Island
+from islandctl.worker.island import Island, check_whole
 from islandctl.worker.objects import Stateful
 from islandctl.worker.session import Session
 from islandctl.worker.torch_optimizer import OptimizerState
@@ -41,6 +41,12 @@ class Place(Transport, Protocol):
 
     def tell_model(self, attempt: int, parameters: Sequence[tuple[str, Sequence[int]]]) -> None:
         """Tell what this cell's model consists of; refused when another cell's differs."""
+
+    def begin(self, versions: tuple[int, ...]) -> bool:
+        """Tell with which versions of the fragments this cell begins; refused when another's do not fit.
+
+        True: its state is of an earlier relay's ledger.
+        """
 
 
 def attach(
@@ -101,6 +107,9 @@ def attach(
         raise UsageError("attach: state and held_out_hash are for launched runs", hint="leave out transport")
     if steps is None:
         raise UsageError("attach: steps is missing: how many inner steps has the run?")
+    for name, number, least in (("steps", steps, 1), ("tokens_per_step", tokens_per_step, 0)):
+        if number is not None:
+            check_whole(f"attach: {name}", number, least)
     return _explicit(
         model, optimizer, transport, _settings(exchange, transport), steps, tokens_per_step, seed, journal
     )
@@ -135,7 +144,7 @@ def _explicit(
     seed: int,
     journal: Journal | None,
 ) -> Island:
-    if not all(hasattr(place, name) for name in ("cell", "num_cells", "config_hash", "tell_model")):
+    if not all(hasattr(place, name) for name in ("cell", "num_cells", "config_hash", "tell_model", "begin")):
         raise UsageError(
             f"attach: a {type(place).__name__} is no cell's place at a relay",
             hint="take the one that islandctl.run_cells gives, or InProcessRelay.transport(cell)",
@@ -155,6 +164,11 @@ def _explicit(
     parameters = named_parameters(model)
     OptimizerState(optimizer, parameters)  # refuses one that is not of this model
     exchanger: Exchanger
+
+    def begin() -> None:
+        if place.begin(exchanger.versions()) and isinstance(exchanger, engine.Island):
+            exchanger.change_ledger()
+
     if settings.mode == "none":
         exchanger = Alone(settings.fragments)
     else:
@@ -175,4 +189,11 @@ def _explicit(
         place.tell_model(1, [(name, tuple(parameter.shape)) for name, parameter in parameters.items()])
     aside = getattr(place, "aside", None)  # where cells of one process take turns
     pace = Pace.of(settings, own)
-    return Island(exchanger, num_steps=steps, pace=pace, tokens_per_step=tokens_per_step, aside=aside)
+    return Island(
+        exchanger,
+        num_steps=steps,
+        pace=pace,
+        tokens_per_step=tokens_per_step,
+        aside=aside,
+        at_begin=begin,
+    )

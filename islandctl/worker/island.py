@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -17,6 +18,21 @@ from islandctl.worker.alone import Exchanger
 Aside = Callable[[float], AbstractContextManager[Callable[[float], None]]]
 TOKENS = "tokens"
 STOPPED = "stopped on request"
+
+
+def check_whole(what: str, value: Any, least: int) -> int:
+    """The number itself, plain.
+
+    Raises:
+        UsageError: it is not whole, or less than ``least``.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError as error:
+        raise UsageError(f"{what} must be a whole number, not {value!r}") from error
+    if number < least:
+        raise UsageError(f"{what} must be at least {least}, not {number}")
+    return number
 
 
 @contextmanager
@@ -40,6 +56,7 @@ class Island:
         tokens_per_step: what ``step`` counts when it is not told; None: it must be told.
         aside: entered with the steps made while the loop is in the exchange, where it may wait for other cells of
             this process; gives what to call with the steps made before it comes back.
+        at_begin: called before the first step, after any state was loaded.
     """
 
     def __init__(
@@ -50,6 +67,7 @@ class Island:
         pace: Pace,
         tokens_per_step: int | None = None,
         aside: Aside | None = None,
+        at_begin: Callable[[], None] = lambda: None,
     ) -> None:
         self.num_steps = pace.own_step(num_steps)
         """Inner steps of this cell."""
@@ -66,6 +84,7 @@ class Island:
         self._exchanger = exchanger
         self._tokens_per_step = tokens_per_step
         self._aside = aside or _nobody_else
+        self._at_begin = at_begin
         self._begun = self._looping = self._finished = False
 
     def steps(self) -> Iterator[int]:
@@ -102,7 +121,8 @@ class Island:
             The steps done now.
 
         Raises:
-            UsageError: after ``finish`` or the last step, or ``tokens`` is not known.
+            UsageError: after ``finish`` or the last step, or ``tokens`` is not known or no number of tokens.
+            CheckpointError: of the first step: what was loaded does not fit the other cells.
             ExchangeError: a round cannot be carried out; a parameter holds a value that is not finite.
             DivergenceError: the cells do not hold the same anchors.
         """
@@ -115,6 +135,7 @@ class Island:
             raise UsageError(
                 "island.step(): how many tokens?", hint="island.step(tokens=…), or attach(…, tokens_per_step=…)"
             )
+        counted = check_whole("island.step(): tokens", counted, 0)
         self._begin()
         self.tokens += counted
         with self._aside(self.pace.position(self.done + 1)) as come_back:
@@ -188,6 +209,7 @@ class Island:
         """Before the first step: follow the ledger to where this cell stands."""
         if not self._begun:
             self._begun = True
+            self._at_begin()
             with self._aside(self.pace.position(self.done)) as come_back:
                 self.done = self._exchanger.resume()
                 come_back(self.pace.position(self.done))
