@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from islandctl.config.exchange import Exchange, Late
+from islandctl.config.given import exchange_of
 from islandctl.errors import CheckpointError, ConfigError, ExchangeError, RelayError
 from islandctl.ledger.configuration import exchange_hash
 from islandctl.ledger.entries import Commit, Entry
@@ -104,17 +106,25 @@ class InProcessRelay:
 
     @classmethod
     def of(
-        cls, exchange: Exchange, num_cells: int, *, windows: Sequence[int] = (), run: str = "in-process"
+        cls,
+        exchange: Exchange | Mapping[str, Any],
+        num_cells: int,
+        *,
+        windows: Sequence[int] = (),
+        run: str = "in-process",
     ) -> InProcessRelay:
         """A relay for cells in this process that need no recipe: they agree on the exchange alone.
 
         Args:
+            exchange: how they exchange: ``Exchange``, or its keys as in a recipe.
             windows: with ``pace: measured``, each cell's own steps a window: there is no plan that would measure.
 
         Raises:
-            ConfigError: ``exchange`` is for another number of cells; ``windows`` are missing, or not one a cell, or
+            UsageError: ``exchange`` is none.
+            ConfigError: ``exchange`` is faulty, or for another number of cells; ``windows`` are missing, not one a cell, or
                 fewer steps than fragments.
         """
+        exchange = exchange_of(exchange)
         if exchange.mode == "none" and num_cells > 1:
             raise ConfigError(f"exchange.mode: none is one cell alone, not {num_cells}")
         if exchange.cells not in (None, num_cells):

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
-from pydantic import ValidationError
-
 from islandctl.config.exchange import Exchange
-from islandctl.config.faults import explain
-from islandctl.config.idle import idle
+from islandctl.config.given import exchange_of
 from islandctl.config.pace import Pace
-from islandctl.config.recipe import Recipe
 from islandctl.errors import ConfigError, UsageError
 from islandctl.exchange import island as engine
 from islandctl.exchange.journal import Journal, MemoryJournal
@@ -120,18 +116,7 @@ def _settings(exchange: Exchange | Mapping[str, Any] | None, transport: Place) -
         if getattr(transport, "exchange", None) is None:
             raise UsageError("attach: exchange is missing: how do the cells exchange?")
         return cast(Exchange, transport.exchange)
-    if isinstance(exchange, Exchange):
-        return exchange
-    hint = "its keys are those of a recipe's exchange"
-    try:
-        settings = Exchange.model_validate(dict(exchange))
-    except ValidationError as error:
-        faults = "; ".join(str(fault) for fault in explain(error, Exchange))
-        raise ConfigError(f"attach: exchange: {faults}", hint=hint) from error
-    in_vain = [str(fault) for fault in idle({"exchange": exchange}, Recipe)]
-    if in_vain:
-        raise ConfigError(f"attach: {'; '.join(in_vain)}", hint=hint)
-    return settings
+    return exchange_of(exchange)
 
 
 def _explicit(

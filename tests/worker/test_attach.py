@@ -429,9 +429,15 @@ def test_the_others_wait_for_the_first_cell_s_warm_up() -> None:
 
 def test_an_exchange_with_a_wrong_key() -> None:
     error = refused(lambda place: attached(place, model(), exchange={"alpha": 0.5}))
-    assert "attach: exchange.alpha: means nothing with apply: carry" in error.message
+    assert "exchange.alpha: means nothing with apply: carry" in error.message
     error = refused(lambda place: attached(place, model(), exchange={"windows": 8}))
-    assert error.message == "attach: exchange: windows: unknown key 'windows'; did you mean 'window'?"
+    assert error.message == "exchange: windows: unknown key 'windows'; did you mean 'window'?"
+    for make in (lambda **keys: islandctl.Exchange(**keys), lambda **keys: islandctl.run_cells(train, 2, keys)):
+        with pytest.raises(ConfigError) as caught:
+            make(window=4, overlap=4, fragments=1)
+        assert caught.value.message == "exchange: overlap: overlap 4 must be smaller than window 4"
+    with pytest.raises(UsageError, match="exchange is NoneType, not how the cells exchange"):
+        islandctl.run_cells(train, 2, None)  # type: ignore[arg-type]
 
 
 def test_more_fragments_than_blocks() -> None:
