@@ -121,8 +121,8 @@ class InProcessRelay:
 
         Raises:
             UsageError: ``exchange`` is none.
-            ConfigError: ``exchange`` is faulty, or for another number of cells; ``windows`` are missing, not one a cell, or
-                fewer steps than fragments.
+            ConfigError: ``exchange`` is faulty, or for another number of cells; ``windows`` are missing, or not one a
+                cell, or fewer steps than fragments.
         """
         exchange = exchange_of(exchange)
         if exchange.mode == "none" and num_cells > 1:
