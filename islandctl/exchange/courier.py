@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 ANSWERED_BY_COMMIT = ("exists", "closed", "stale")
 """Refusals after which the round's commit tells what counts: another life's packet, or none."""
+NO_LONGER_EQUAL = "the replicas no longer agree: go back to the newest joint checkpoint with `islandctl resume`"
+NEVER_EQUAL = "all cells must begin with equal values: one seed before the model is made, or one file of weights"
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,7 @@ class Courier:
             raise DivergenceError(
                 f"{place}: builds on anchor {header.base[:12]} (version {header.version}), "
                 f"cell {me.cell} holds {base[:12]} (version {commit.version - 1})",
-                hint="the replicas no longer agree: go back to the newest joint checkpoint with `islandctl resume`",
+                hint=NO_LONGER_EQUAL if header.version else NEVER_EQUAL,
             )
         values = decode(payload)
         if len(values) != chunk.numel:

@@ -183,6 +183,8 @@ class Rounds:
         if base is not None and base.base != header.base:
             other = f"{self.genesis.cells[base.cell]} (window {base.window})"
             reason = f"{where}: cells {name} and {other} build on different {what}s at version {header.version}"
+            if header.version == 0:
+                reason += ": they did not begin with equal values"
             if base.cell == header.cell:
                 reason = f"{where}: cell {name} builds on another {what} than in window {base.window}, same version"
             raise Refusal("halted", reason, halt=self.halt(header.cell, reason, header.fragment, header.window))

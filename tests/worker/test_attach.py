@@ -317,6 +317,22 @@ def test_cells_with_different_models_are_refused_by_the_parameter_s_name() -> No
     assert touched == [False, False]
 
 
+@pytest.mark.parametrize("warmup", [0, 3])
+def test_cells_that_begin_with_other_values_are_told_so(warmup: int) -> None:
+    def loop(place: Any) -> None:
+        net = model()
+        with torch.no_grad():
+            net[0].bias.add_(place.cell)
+        for _ in (island := attached(place, net)).steps():
+            island.step()
+
+    error = refused(loop, 2, settings(warmup=warmup))
+    if warmup:
+        assert "all cells must begin with equal values" in str(error.hint)
+    else:
+        assert error.message.endswith("different anchors at version 0: they did not begin with equal values")
+
+
 def test_a_value_that_is_no_number_is_named_before_it_is_sent() -> None:
     def loop(place: Any) -> None:
         net = model()
