@@ -205,6 +205,7 @@ def test_saved_in_the_middle_and_gone_on_it_is_the_same_run() -> None:
         optimizer.load_state_dict(saved[1])
         second = islandctl.attach(again, optimizer, **kinds)
         second.load_state_dict(saved[2])
+        assert second.done == 5
         for step in second.steps():
             assert step >= 5
             one_step(again, optimizer, place.cell, step)
@@ -375,6 +376,21 @@ def test_step_after_finish_and_after_the_last() -> None:
         for _ in attached(place, model()).steps():
             pass
 
+    def twice(place: Any) -> None:
+        island = attached(place, model())
+        for _ in island.steps():
+            island.step()
+            island.step()
+
+    def no_number(place: Any) -> None:
+        attached(place, model()).evaluate(lambda: "2.5 bits")  # type: ignore[arg-type, return-value]
+
+    def no_state(place: Any) -> None:
+        attached(place, model()).load_state_dict({})
+
+    assert "was called twice in step 1" in refused(twice).message
+    assert "the function must give one number: could not convert" in refused(no_number).message
+    assert "not what island.state_dict() has given" in refused(no_state).message
     assert "after island.finish()" in refused(after_finish).message
     assert "after the last of 1 steps" in refused(after_last).message
     assert "0 of 12 steps" in refused(too_early).message
