@@ -121,8 +121,8 @@ class Island:
             The steps done now.
 
         Raises:
-            UsageError: after ``finish`` or the last step; twice in one pass of ``steps``; ``tokens`` is not known, or no
-                number of tokens.
+            UsageError: after ``finish`` or the last step; twice in one pass of ``steps``; ``tokens`` is not known,
+                or no number of tokens.
             CheckpointError: of the first step: what was loaded does not fit the other cells.
             ExchangeError: a round cannot be carried out; a parameter holds a value that is not finite.
             DivergenceError: the cells do not hold the same anchors.
