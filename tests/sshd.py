@@ -21,7 +21,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -129,6 +129,7 @@ class Sshd:
         path: str | None = None,
         home: str = "home",
         options: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self.folder = folder
         self.home = folder / home
@@ -144,6 +145,7 @@ class Sshd:
         self.new_host_key()
         self.remember()
         environment = [f"HOME={self.home}", "LANG=C.UTF-8"] + ([f"PATH={path}"] if path is not None else [])
+        environment += [f"{name}={value}" for name, value in (variables or {}).items()]
         lines = [
             *options,  # the first value counts
             f"ListenAddress {f'[{self.address}]' if ':' in self.address else self.address}:{self.port}",

@@ -213,12 +213,12 @@ def _pace(cell: CellView, status: RunStatus) -> str:
 
 
 class Events:
-    """What happened between two looks and deserves a word: checkpoints, restarts, cells in trouble and back.
+    """What happened between two looks and deserves a word: checkpoints, restarts, cells queued, in trouble, and back.
 
     The first look tells nothing: what lies before it is not news.
     """
 
-    _TROUBLE = ("ending", "restarting", "away", "silent", "unreachable", "lost", "failed", "stopped")
+    _TROUBLE = ("pending", "ending", "restarting", "away", "silent", "unreachable", "lost", "failed", "stopped")
 
     def __init__(self) -> None:
         self._last: RunStatus | None = None

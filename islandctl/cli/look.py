@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _BARS = "▁▂▃▄▅▆▇█"
 _COLOURS = {
     "launching": "cyan",
+    "pending": "cyan",
     "starting": "cyan",
     "running": "green",
     "training": "green",

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from islandctl.config.host_address import parse_address
 from islandctl.config.model import Name, Settings, Truth
+from islandctl.config.slurm import Slurm
 from islandctl.config.units import (
     BitsPerSecond,
     Bytes,
@@ -272,17 +273,6 @@ class Environment(Settings):
         return self
 
 
-class Slurm(Settings):
-    """Options of the scheduler ``slurm``."""
-
-    partition: str | None = None
-    """``sbatch --partition``."""
-    account: str | None = None
-    """``sbatch --account``."""
-    extra: tuple[str, ...] = ()
-    """More options for sbatch, as they are."""
-
-
 class SiteProfile(Settings):
     """One cluster (an island)."""
 
@@ -293,9 +283,9 @@ class SiteProfile(Settings):
     region: str = "unknown"
     """For people; nothing depends on it."""
     scheduler: Literal["local", "ssh", "slurm"]
-    """``local``: this machine. ``ssh``: plain hosts. ``slurm``: the first host is the login node."""
+    """``local``: this machine. ``ssh``: plain hosts. ``slurm``: a Slurm cluster, driven over its login node."""
     hosts: tuple[str, ...] = ()
-    """ssh aliases or [user@]host[:port] forms, one per node (``local`` has none)."""
+    """ssh aliases or [user@]host[:port] forms, one per node (``local`` has none; of ``slurm`` the login node)."""
     gpu: Gpu
     wan: Wan
     network: Network | None = None
@@ -313,7 +303,8 @@ class SiteProfile(Settings):
     slurm: Slurm | None = None
     """Only with ``scheduler: slurm``."""
     work_dir: str = "~/islandctl"
-    """Folder on every node for code, environment, logs and checkpoints. ``~`` is the node's own home."""
+    """Folder on every node for code, environment, logs and checkpoints. ``~`` is the node's own home. With ``slurm``
+    it must lie on a file system that the login node and all nodes share."""
 
     @property
     def num_nodes(self) -> int:
@@ -324,6 +315,11 @@ class SiteProfile(Settings):
     def ranks_per_node(self) -> int:
         """Ranks (accelerators) used on each node."""
         return min(self.gpu.count, self.gpu.per_node)
+
+    @property
+    def hosts_are_nodes(self) -> bool:
+        """Are the hosts the nodes? Else a scheduler chooses the nodes, and shares out what is on them."""
+        return self.scheduler != "slurm"
 
     _folder = field_validator("work_dir")(checked_folder)
 

@@ -67,8 +67,9 @@ EndKind = Literal["", "crash", "out-of-memory", "preempted", "node-lost", "hung"
 class SupervisorState(Model):
     """``state.json`` joined with ``exit.json``, and whether the supervisor really runs."""
 
-    state: Literal["absent", "starting", "running", "backoff", "stopping", "ended", "lost"]
-    """``absent``: never started. ``lost``: the file says it runs, but no such process does (reboot, kill -9)."""
+    state: Literal["absent", "pending", "starting", "running", "backoff", "stopping", "ended", "lost"]
+    """``absent``: never started. ``pending``: its scheduler has yet to start it, or to start it again. ``lost``: the
+    file says it runs, but no such process does (reboot, kill -9)."""
     restarts: int = 0
     child_pid: int | None = None
     supervisor_pid: int | None = None
@@ -91,6 +92,16 @@ class SupervisorState(Model):
     """The same in a word."""
     orphans: bool | None = None
     """Only of a lost one: do processes of its job live on without it?"""
+
+    @property
+    def runs(self) -> bool:
+        """Is there a supervisor at work?"""
+        return self.state in ("starting", "running", "backoff", "stopping")
+
+    @property
+    def lives(self) -> bool:
+        """Does it run, or will it without anybody's doing?"""
+        return self.runs or self.state == "pending"
 
     @property
     def last_end(self) -> str:

@@ -36,11 +36,24 @@ class Tunnel:
 
 
 def reverse_tunnel(
-    host: str, ssh: Ssh, *, run: str, mark: str, folder: Path, known_hosts: Path, host_port: int, local_port: int
+    host: str,
+    ssh: Ssh,
+    *,
+    run: str,
+    mark: str,
+    folder: Path,
+    known_hosts: Path,
+    host_port: int,
+    local_port: int,
+    command: Sequence[str] = (),
 ) -> Tunnel:
-    """On ``host``, 127.0.0.1:``host_port`` leads to 127.0.0.1:``local_port`` on this machine."""
+    """On ``host``, 127.0.0.1:``host_port`` leads to 127.0.0.1:``local_port`` on this machine.
+
+    Args:
+        command: what runs on ``host`` for as long as the tunnel stands.
+    """
     forward = ["-R", f"127.0.0.1:{host_port}:127.0.0.1:{local_port}"]
-    return _tunnel(host, ssh, forward, run, mark, folder, known_hosts)
+    return _tunnel(host, ssh, forward, run, mark, folder, known_hosts, command)
 
 
 def forward_tunnel(
@@ -81,11 +94,18 @@ def await_reverse(local: Host, host: Host, folder: Path, port: int, timeout_s: f
 
 
 def _tunnel(
-    host: str, ssh: Ssh, forward: Sequence[str], run: str, mark: str, folder: Path, known_hosts: Path
+    host: str,
+    ssh: Ssh,
+    forward: Sequence[str],
+    run: str,
+    mark: str,
+    folder: Path,
+    known_hosts: Path,
+    command: Sequence[str] = (),
 ) -> Tunnel:
     address = parse_address(host)
     # A relative path, since OpenSSH hands -F on to jump hosts without quoting it.
-    argv = ["ssh", "-F", "ssh_config", "-N", "-T", *forward]
+    argv = ["ssh", "-F", "ssh_config", *([] if command else ["-N"]), "-T", *forward]
     for option, value in (
         ("-l", ssh.user if address.user is None else address.user),
         ("-p", ssh.port if address.port is None else address.port),
@@ -96,13 +116,23 @@ def _tunnel(
         run=run,
         mark=mark,
         name=f"tunnels/{folder.name}",
-        argv=(*argv, "--", address.host),
+        argv=(*argv, "--", address.host, *_command(mark, folder.name, command)),
         cwd=str(folder),
         env={},
         restart=FOREVER,
         stop_timeout_s=5.0,
     )
     return Tunnel(folder, job, _config(resolve(host, ssh), ssh, known_hosts).encode())
+
+
+def _command(mark: str, name: str, words: Sequence[str]) -> list[str]:
+    """The command as one word of ssh, for any login shell; it carries the run's mark and the tunnel's name."""
+    if not words:
+        return []
+    from islandctl.fleet.ssh_host import shell_word  # here: an SSH library is slow to import
+
+    marks = f"ISLANDCTL_RUN={mark} ISLANDCTL_JOB=tunnels/{name}"
+    return [f"exec env {marks} {' '.join(map(shell_word, words))}"]
 
 
 def _config(way: Sequence[Hop], ssh: Ssh, known_hosts: Path) -> str:

@@ -24,6 +24,7 @@ from islandctl.planner.estimate import Setting, estimates, resolve, shares
 from islandctl.planner.feed import feed_finding
 from islandctl.planner.fragments import fragment_sizes, unused_pattern
 from islandctl.planner.from_run import Shown, adopted
+from islandctl.planner.jobs import job_findings
 from islandctl.planner.limits import not_yet
 from islandctl.planner.pace import pace_finding, with_own_steps
 from islandctl.planner.parameters import parameters
@@ -156,7 +157,7 @@ def _plan(case: Case) -> tuple[Plan, Setting]:
     plan = plan.model_copy(update={"balance": _balance(setting, estimated), "relay_places": _places(setting)})
     found = [*_findings(plan, setting), *cost_finding(list(known.values()))]
     found += [finding] if (finding := budget_finding(plan)) else []
-    found += not_yet(plan)
+    found += [*not_yet(plan), *job_findings(plan)]
     feasible = all(finding.level != "fail" for finding in found)
     return plan.model_copy(update={"findings": judge.merged(found), "feasible": feasible}), setting
 
@@ -167,7 +168,10 @@ def _findings(plan: Plan, setting: Setting) -> list[Finding]:
     for cell, estimate in zip(plan.cells, plan.estimates, strict=True):
         busy = wan.busy_time(setting.fragments, setting.links[estimate.cell], setting.partners)
         fits = judge.memory_finding(estimate)
-        found += [fits, judge.node_memory_finding(estimate), judge.exchange_finding(recipe, estimate, busy)]
+        site, link = setting.sites[cell.site], setting.links[cell.name]
+        found += [fits, judge.node_memory_finding(estimate)]
+        found.append(judge.exchange_finding(recipe, estimate, busy, link, site))
+        found.append(judge.network_finding(site, setting.accelerators[cell.site], cell, estimate))
         found.append(feed_finding(estimate, cell.nodes[0].num_ranks * _cells_on_node(setting, cell)))
         if fits.level == "fail" and estimate.memory_limit is not None:
             found.append(layout_finding(setting, cell, estimate.memory_limit.value))
@@ -179,7 +183,7 @@ def _findings(plan: Plan, setting: Setting) -> list[Finding]:
         balance_finding(plan.balance),
         relay_finding(plan.relay_places),
         judge.checkpoint_finding(recipe, plan.totals),
-        judge.tunnel_finding(recipe, plan.sites),
+        judge.tunnel_finding(recipe, plan.sites, setting.links),
         warmup_finding(recipe, setting.fragments, setting.links, plan.estimates),
     ]
     return [finding for finding in found if finding is not None]

@@ -143,6 +143,8 @@ def _state(
     if known and len(known) == len(states) and all(state.outcome for state in known):
         taken = next((f"{state.kind}: {state.reason}" for state in known if state.kind == PREEMPTED), "")
         return ("finished" if all(state.outcome == "finished" for state in known) else "stopped"), taken
+    if any(state.state == "pending" for state in known):
+        return "pending", next(state.reason or state.last for state in known if state.state == "pending")
     if any(state.state == "lost" for state in known):
         return _without_supervisor(nodes, beat, age)
     if any(state.state == "backoff" for state in known):
@@ -159,7 +161,9 @@ def _state(
     if any(state.state == "absent" for state in known):
         return ("launching" if record.phase == "launching" else "lost"), ""
     if beat is None or _of_earlier_life(nodes, beat):
-        return ("restarting", _last_end(nodes)) if any(state.restarts for state in known) else ("starting", "")
+        if any(state.restarts for state in known):
+            return "restarting", _last_end(nodes)
+        return "starting", next((state.reason for state in known if state.reason), "")
     return _word(beat, age)
 
 
@@ -197,7 +201,7 @@ def _without_supervisor(
     if all(state.orphans for state in lost):
         now = "starting" if beat is None or _of_earlier_life(nodes, beat) else _word(beat, age)[0]
         return now, "its supervisor was killed: nobody would start its workers again"
-    told = next((f"{state.kind}: {state.reason}" for state in lost if state.kind and state.reason), "")
+    told = next((": ".join(filter(None, (state.kind, state.reason))) for state in lost if state.reason), "")
     return "lost", told or "the supervisor is gone without an exit record (reboot or kill -9)"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import queue
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
@@ -29,6 +30,7 @@ from islandctl.runs.reach import Reach, Say
 from islandctl.runs.record import FAILED, FINISHED, NodeRecord, RunRecord, change, load
 from islandctl.runs.status import Facts, NodeFacts, Outcome, RunStatus
 from islandctl.runs.watch import combine
+from islandctl.runs.workers import Group, groups, states_of
 
 R = TypeVar("R")
 RELAY_TIMEOUT_S = 5.0
@@ -36,13 +38,16 @@ NODE_TIMEOUT_S = 20.0
 METRICS_TAIL_BYTES = 256 * 1024
 LOG_TAIL_BYTES = 8 * 1024
 LOG_TAIL_LINES = 12
+_HERE = threading.BoundedSemaphore(4)
+"""Questions to this very process at a time: more would only keep each other from the processor."""
 
 
 class Asked(Generic[R]):
     """One question that is asked again and again, in a thread of its own that never keeps the process alive."""
 
-    def __init__(self, ask: Callable[[], R]) -> None:
+    def __init__(self, ask: Callable[[], R], turn: threading.BoundedSemaphore | None = None) -> None:
         self._ask = ask
+        self._turn = turn or contextlib.nullcontext()
         self._answers: queue.Queue[R | IslandError | BaseException] = queue.Queue()
         self._busy = False
 
@@ -66,7 +71,9 @@ class Asked(Generic[R]):
 
     def _run(self) -> None:
         try:
-            self._answers.put(self._ask())
+            with self._turn:
+                answer = self._ask()
+            self._answers.put(answer)
         except BaseException as error:  # handed to the asker, who raises what is not ours
             self._answers.put(error)
 
@@ -84,7 +91,7 @@ class Watcher:
         self._deadline_s = deadline_s
         self._reach = Reach(None, record.run, say)
         self._silent: set[str] = set()
-        self._nodes: dict[tuple[int, int], Asked[NodeFacts]] = {}
+        self._groups: dict[Group, Asked[list[NodeFacts]]] = {}
         self._beside: dict[str, Asked[SupervisorState]] = {}
         self._relay: Asked[RelayStatus] = Asked(self._ask_relay)
         self._joint: Asked[JointCheckpoint | None] = Asked(self._read_joint)
@@ -107,17 +114,17 @@ class Watcher:
         """One look. Never fails because somebody does not answer."""
         self._renew()
         end = time.monotonic() + self._deadline_s
-        asked: list[Asked[RelayStatus] | Asked[NodeFacts] | Asked[SupervisorState]]
-        asked = [self._relay, *self._nodes.values(), *self._beside.values()]
+        asked: list[Asked[RelayStatus] | Asked[list[NodeFacts]] | Asked[SupervisorState]]
+        asked = [self._relay, *self._groups.values(), *self._beside.values()]
         for one in asked:
             one.begin()
         relay = self._relay.answer(min(RELAY_TIMEOUT_S + 1.0, end - time.monotonic()))
         beats, joint = self._from_files(relay if isinstance(relay, RelayStatus) else None, end)
         seen = []
-        for node in self._record.nodes:
-            answer = self._nodes[node.cell, node.index].answer(end - time.monotonic())
-            beat, age = beats.get(node.cell, (None, None)) if node.index == 0 else (None, None)
-            seen.append(self._facts(node, answer).model_copy(update={"heartbeat": beat, "heartbeat_age_s": age}))
+        for group, slot in self._groups.items():
+            for node in self._facts(group, slot.answer(end - time.monotonic())):
+                beat, age = beats.get(node.cell, (None, None)) if node.node == 0 else (None, None)
+                seen.append(node.model_copy(update={"heartbeat": beat, "heartbeat_age_s": age}))
         kept = {name: slot.answer(end - time.monotonic()) for name, slot in self._beside.items()}
         states = {name: state for name, state in kept.items() if isinstance(state, SupervisorState)}
         launcher_alive, at_work = self._launcher_lives(), holder(self._lock)
@@ -154,9 +161,10 @@ class Watcher:
     def _renew(self) -> None:
         """Read the record again: during a launch its nodes, relay and tunnels become known one after another."""
         self._record = load(self._record.run)
+        known = {node for group in self._groups for node in group}
+        for group in groups(self._record, [node for node in self._record.nodes if node not in known], self._reach):
+            self._groups[group] = self._ask_group(group)
         for node in self._record.nodes:
-            if (node.cell, node.index) not in self._nodes:
-                self._nodes[node.cell, node.index] = self._ask_node(node)
             if node.index == 0 and node.cell not in self._metrics:
                 self._metrics[node.cell] = self._ask_metrics(node)
         for name, place in self._kept().items():
@@ -170,16 +178,18 @@ class Watcher:
         tunnels = RunFolder.of(self._record.run).tunnels
         return kept | {f"tunnel {one.name}": ("", str(tunnels / one.name)) for one in self._record.tunnels}
 
-    def _facts(self, node: NodeRecord, answer: NodeFacts | IslandError | None) -> NodeFacts:
-        if isinstance(answer, NodeFacts):
-            if node.label in self._silent:
-                self._silent.discard(node.label)
-                self._say(f"{node.label}: answers again")
+    def _facts(self, group: Group, answer: list[NodeFacts] | IslandError | None) -> list[NodeFacts]:
+        label = group[0].label
+        if isinstance(answer, list):
+            if label in self._silent:
+                self._silent.discard(label)
+                self._say(f"{label}: answers again")
             return answer
-        if node.label not in self._silent:
-            self._silent.add(node.label)
-            self._say(f"{node.label}: no answer; reconnecting")
-        return NodeFacts(cell=node.cell, node=node.index, trouble=_trouble(answer, node.label, self._deadline_s))
+        if label not in self._silent:
+            self._silent.add(label)
+            self._say(f"{label}: no answer; reconnecting")
+        trouble = _trouble(answer, label, self._deadline_s)
+        return [NodeFacts(cell=node.cell, node=node.index, trouble=trouble) for node in group]
 
     def _from_files(
         self, relay: RelayStatus | None, end: float
@@ -255,12 +265,15 @@ class Watcher:
     def _ask_about(self, host: str, folder: str) -> Asked[SupervisorState]:
         return Asked(lambda: nodes.state(self._reach.beside(host), folder))
 
-    def _ask_node(self, node: NodeRecord) -> Asked[NodeFacts]:
-        return Asked(lambda: self._look_at(node))
+    def _ask_group(self, group: Group) -> Asked[list[NodeFacts]]:
+        def look() -> list[NodeFacts]:
+            states = states_of(group, self._reach)
+            return [self._look_at(node, state) for node, state in zip(group, states, strict=True)]
 
-    def _look_at(self, node: NodeRecord) -> NodeFacts:
+        return Asked(look, None if group[0].host else _HERE)
+
+    def _look_at(self, node: NodeRecord, state: SupervisorState) -> NodeFacts:
         host = self._reach.host(node.site, node.host)
-        state = nodes.state(host, node.folder)
         folder = CellFolder(PurePosixPath(node.cell_folder))
         outcome = read_outcome(host, str(folder.outcome)) if state.state in ("ended", "lost") else None
         lines = self._last_lines(host, node, state, outcome) if state.outcome == "failed" else ()

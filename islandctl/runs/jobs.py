@@ -37,7 +37,7 @@ def worker_job(
 
     Args:
         master: address and port of node 0, as the cell's nodes reach it; None for a cell of one node, where torchrun
-            itself takes a free port at every start.
+            itself takes a free port at every start, and where the nodes find it out when they run.
         address: this node's own, where there are several.
     """
     site = plan.site(node.site)
@@ -63,7 +63,8 @@ def worker_job(
     before = sum(one.num_ranks for one in cell.nodes[: node.index])
     first, total = _share(plan, node)
     if site.gpu.type == "cpu":
-        env["OMP_NUM_THREADS"] = str(max(1, site.cpu.cores // total))
+        on_node = total if site.hosts_are_nodes else site.gpu.per_node
+        env["OMP_NUM_THREADS"] = str(max(1, site.cpu.cores // on_node))
     elif total > node.num_ranks:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(str(first + rank) for rank in range(node.num_ranks))
     return SupervisorJob(
@@ -99,6 +100,8 @@ def worker_job(
 
 def _share(plan: Plan, node: NodeRecord) -> tuple[int, int]:
     """Which of its host's accelerators are this cell's: (the first, how many all cells take on the host)."""
+    if not plan.site(node.site).hosts_are_nodes:  # the scheduler gives every job its own
+        return 0, node.num_ranks
     on_host = [
         (cell.index, one.num_ranks)
         for cell in plan.cells
@@ -112,15 +115,12 @@ def _torchrun(node: NodeRecord, num_nodes: int, master: tuple[str, int] | None, 
     """The command up to the program. Restarts are the supervisor's business, so torchrun's own are off."""
     run = (node.python, "-m", "islandctl.worker.recorded", "torch.distributed.run")
     start = (*run, f"--nproc-per-node={node.num_ranks}", "--max-restarts=0")
-    if master is None:
-        # --standalone with an address: torchrun would otherwise ask the resolver for this host's full name
-        return (*start, "--standalone", "--local-addr=127.0.0.1")
-    address, port = master
-    return (
-        *start,
-        f"--nnodes={num_nodes}",
-        f"--node-rank={node.index}",
-        f"--local-addr={own_address or address}",
-        f"--master-addr={address}",
-        f"--master-port={port}",
-    )
+    place = (f"--nnodes={num_nodes}", f"--node-rank={node.index}")
+    if master is not None:
+        address, port = master
+        own = f"--local-addr={own_address or address}"
+        return (*start, *place, own, f"--master-addr={address}", f"--master-port={port}")
+    if num_nodes > 1:  # addresses and port come as PET_MASTER_ADDR and the like, which torchrun reads as well
+        return (*start, *place)
+    # --standalone with an address: torchrun would otherwise ask the resolver for this host's full name
+    return (*start, "--standalone", "--local-addr=127.0.0.1")

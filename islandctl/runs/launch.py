@@ -91,7 +91,7 @@ def start(
         record = start_tunnels(record, plan, reach, say)
         await_tunnels(record, reach)
         write_cells(record, plan, reach)
-        start_workers(record, plan, reach)
+        start_workers(record, plan, reach, say)
         return records.change(record, phase="launched", reason="", launcher_pid=0)
 
 

@@ -75,21 +75,30 @@ def start_tunnels(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> RunR
         else:
             behind.setdefault((node.site, node.host), node)
 
-    def way(node: NodeRecord) -> TunnelRecord:
+    def way(node: NodeRecord) -> tuple[str, TunnelRecord]:
         port = nodes.free_port(reach.host(node.site, node.host))
-        name = f"{node.site}-{node.index}"
-        return TunnelRecord(name=name, site=node.site, host=node.host, reverse=True, host_port=port, local_port=here)
+        url, porch = _way_in(node, port, plan, reach)
+        return url, TunnelRecord(
+            name=f"{node.site}-{node.index}",
+            site=node.site,
+            host=node.host,
+            reverse=True,
+            host_port=port,
+            local_port=here,
+            porch=porch,
+        )
 
     ways = demand(each(list(behind.values()), way), "finding free ports")
     # Recorded first, then opened: what is recorded is found and ended again, whatever happens in between.
-    record = records.change(record, tunnels=(*record.tunnels, *ways))
+    record = records.change(record, tunnels=(*record.tunnels, *(one for _, one in ways)))
 
     def begin(pair: tuple[NodeRecord, TunnelRecord]) -> None:
         _start_tunnel(record, reach, pair[1])
         say(f"{pair[0].label}: reaches the relay through a tunnel")
 
-    demand(each(list(zip(behind.values(), ways, strict=True)), begin), "opening the tunnels")
-    urls |= {key: f"https://127.0.0.1:{one.host_port}" for key, one in zip(behind, ways, strict=True)}
+    pairs = [(node, one) for node, (_, one) in zip(behind.values(), ways, strict=True)]
+    demand(each(pairs, begin), "opening the tunnels")
+    urls |= {key: url for key, (url, _) in zip(behind, ways, strict=True)}
 
     def routed(node: NodeRecord) -> NodeRecord:
         return node.model_copy(update={"relay_url": urls[node.site, node.host]})
@@ -169,6 +178,23 @@ def _relay_host(name: str, plan: Plan, reach: Reach) -> Host:
         raise type(error)(f"{recipe}: relay.host: {error.message}", hint=error.hint) from error
 
 
+def _way_in(node: NodeRecord, port: int, plan: Plan, reach: Reach) -> tuple[str, tuple[str, ...]]:
+    """The relay's address at the end of a tunnel, and what passes connections on to it from behind a login node.
+
+    Args:
+        port: where the tunnel ends on the host's loopback, which only the host itself reaches.
+    """
+    if plan.site(node.site).hosts_are_nodes:
+        return f"https://127.0.0.1:{port}", ()
+    host = reach.host(node.site, node.host)
+    public = nodes.free_port(host, "0.0.0.0")  # noqa: S104
+    name = host.python(
+        "import socket\ndef main(args, payload):\n    return socket.gethostname()\n", {}, timeout_s=30.0
+    )
+    program = f"{node.code}/islandctl/fleet/porch.py"
+    return f"https://{name}:{public}", (node.python, program, str(public), str(port))
+
+
 def _open(record: RunRecord, reach: Reach, way: TunnelRecord) -> RunRecord:
     """Record a tunnel, then open it: what is recorded is found and ended again, whatever happens in between."""
     record = records.change(record, tunnels=(*record.tunnels, way))
@@ -179,6 +205,7 @@ def _open(record: RunRecord, reach: Reach, way: TunnelRecord) -> RunRecord:
 def _start_tunnel(record: RunRecord, reach: Reach, way: TunnelRecord) -> None:
     folder = RunFolder.of(record.run)
     make = tunnel.reverse_tunnel if way.reverse else tunnel.forward_tunnel
+    more = {"command": way.porch} if way.porch else {}
     made = make(
         way.host,
         reach.ssh(way.site, way.host),
@@ -188,6 +215,7 @@ def _start_tunnel(record: RunRecord, reach: Reach, way: TunnelRecord) -> None:
         known_hosts=known_hosts(),
         host_port=way.host_port,
         local_port=way.local_port,
+        **more,
     )
     here: Host = reach.beside("")
     tunnel.open_tunnel(here, str(Path(supervisor.__file__).resolve()), own_python(), made)

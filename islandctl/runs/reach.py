@@ -14,7 +14,8 @@ from islandctl.config.paths import known_hosts
 from islandctl.errors import HostKeyError, IslandError, PreflightError, UnreachableError
 from islandctl.fleet.host import Host
 from islandctl.fleet.local import LocalHost
-from islandctl.runs.record import load, load_plan_of
+from islandctl.fleet.scheduler import PlainHosts, Scheduler, Seat, scheduler_of
+from islandctl.runs.record import NodeRecord, load, load_plan_of
 
 if TYPE_CHECKING:
     from islandctl.config.site import SiteProfile, Ssh
@@ -65,6 +66,7 @@ class Reach:
         self._controller = LocalHost()
         self._guard = threading.Lock()
         self._made: Fleet | None = None
+        self._schedulers: dict[str, Scheduler] = {}
 
     def __enter__(self) -> Reach:
         return self
@@ -106,6 +108,18 @@ class Reach:
     def at(self, site: str, host: str) -> Host:
         """``host`` of ``site``; without a site as :meth:`beside` gives it."""
         return self.host(site, host) if site else self.beside(host)
+
+    def scheduler(self, site: str, host: str) -> Scheduler:
+        """Who keeps the supervisors on ``host`` of ``site``; this machine and hosts of no site are plain ones."""
+        if not (site and host):
+            return PlainHosts()
+        with self._guard:
+            return self._schedulers.setdefault(site, scheduler_of(self._plan.site(site)))
+
+    def seat(self, node: NodeRecord) -> Seat:
+        """Where a node's supervisor is."""
+        host = self.host(node.site, node.host)
+        return Seat(host, node.python, node.code, node.supervisor, node.folder, node.num_ranks)
 
     def ssh(self, site: str, host: str) -> Ssh:
         """How ``host`` is reached: its site's way (empty: see ``profile_beside``)."""

@@ -104,6 +104,14 @@ class TunnelRecord(Model):
     """``host_port`` there leads to ``local_port`` here; else the other way round."""
     host_port: int
     local_port: int
+    porch: tuple[str, ...] = ()
+    """What runs on ``host`` as long as the tunnel stands, to pass on what comes from its cluster's nodes; its first
+    number is the port at which it listens."""
+
+    @property
+    def porch_ports(self) -> tuple[int, ...]:
+        """Where the porch listens, if there is one."""
+        return tuple(int(word) for word in self.porch[2:3])
 
 
 class RunRecord(Model):

@@ -123,7 +123,8 @@ def _remove_far(
 
     def clear(cell: CellRecord) -> tuple[list[str], list[str]]:
         gone, stays = [], []
-        for node in cell.nodes:  # one after another: they may share their storage
+        for node in {(node.host, node.cell_folder): node for node in cell.nodes}.values():
+            # one after another: they may share their storage
             place = f"{node.label}: {node.cell_folder}"
             if node.host and node.label not in found.hosts:
                 stays.append(place)

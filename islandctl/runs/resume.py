@@ -36,9 +36,7 @@ from islandctl.runs.record import NodeRecord, RunRecord
 from islandctl.runs.relay import client
 from islandctl.runs.sources import check_recipe, script_notes
 from islandctl.runs.stop import end_everything
-from islandctl.runs.workers import restart_workers, start_workers, write_cells
-
-_LIVE = ("starting", "running", "backoff", "stopping")
+from islandctl.runs.workers import Group, groups, restart_workers, start_workers, supervisors, write_cells
 
 
 def resume(
@@ -77,7 +75,7 @@ def resume(
     ):
         record = records.load(record.run)
         states = _ask(record, reach)
-        if any(state.state in _LIVE for state in states.values()):
+        if any(state.lives for state in states.values()):
             return _mend(record, reach, say, states, anew=step is not None or budget is not None)
         _check_unfinished(record, states, step)
         _check_budget(record, plan, reach, budget or record.budget or plan.recipe.budget)
@@ -87,7 +85,7 @@ def resume(
             restart_relay(record, reach, say)
             record = _rewind(record, reach, say, step, plan.recipe.exchange.fragments)
             write_cells(record, plan, reach)
-            start_workers(record, plan, reach)
+            start_workers(record, plan, reach, say)
         except BaseException as error:
             reason = hide(error.message) if isinstance(error, IslandError) else type(error).__name__
             end_everything(record, plan, reach, say)
@@ -131,11 +129,7 @@ def _ask(record: RunRecord, reach: Reach) -> dict[NodeRecord, SupervisorState]:
             hint="islandctl launch starts it anew"
             + ("" if record.gives_way else f"; islandctl remove {record.run} frees its name"),
         )
-
-    def ask(node: NodeRecord) -> SupervisorState:
-        return nodes.state(reach.host(node.site, node.host), node.folder)
-
-    states = demand(each(record.nodes, ask), "asking whether workers still run")
+    states = demand(supervisors(record, reach), "asking whether workers still run")
     return dict(zip(record.nodes, states, strict=True))
 
 
@@ -174,8 +168,8 @@ def _mend(
     Raises:
         UsageError: everything runs, or the run is being stopped, or what is asked for takes a new attempt (``anew``).
     """
-    dead = [node for node, state in states.items() if state.state not in _LIVE and state.outcome != "finished"]
-    names = ", ".join(node.label for node, state in states.items() if state.state in _LIVE)
+    dead = [node for node, state in states.items() if not state.lives and state.outcome != "finished"]
+    names = ", ".join(dict.fromkeys(node.label for node, state in states.items() if state.lives))
     if anew or record.phase != "launched" or not (dead or silent(record, reach)):
         raise UsageError(
             f"{record.run} still runs on {names}",
@@ -186,12 +180,12 @@ def _mend(
     say(f"{record.run} still runs on {names}: starting again only what does not")
     restart_relay(record, reach, say)
 
-    def again(node: NodeRecord) -> None:
-        how = "its workers save, end and start" if states[node].orphans else "starting its workers"
-        say(f"{node.label}: {how} again")
-        restart_workers(node, reach)
+    def again(group: Group) -> None:
+        how = "its workers save, end and start" if states[group[0]].orphans else "starting its workers"
+        say(f"{group[0].label}: {how} again")
+        restart_workers(group, reach)
 
-    demand(each(dead, again), "starting the workers again")
+    demand(each(groups(record, dead, reach), again), "starting the workers again")
     return record
 
 

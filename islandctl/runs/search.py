@@ -1,4 +1,5 @@
-"""The proof that nothing is left: every host where a process of the run may live is searched for the run's mark."""
+"""The proof that nothing is left: every host where a process of the run may live is searched for the run's mark, and
+every scheduler for its jobs."""
 
 from __future__ import annotations
 
@@ -84,23 +85,26 @@ def search(
         record: tells the ports; None: nobody knows them.
     """
 
-    def look(place: Place) -> tuple[str, nodes.Remains, list[str]]:
-        host = reach.at(*place)
+    def look(place: Place) -> tuple[str, nodes.Remains, list[str], list[str]]:
+        host, scheduler = reach.at(*place), reach.scheduler(*place)
+        queued = scheduler.left(host, mark, end=end)
         folders, ports = _traces(record, place) if record is not None else ([], [])
+        folders = [] if scheduler.as_one else folders  # what ran there ran on nodes that the scheduler has taken back
         found = nodes.remains(host, mark, folders, ports)
         if found.processes and end:
             nodes.end_leftovers(host, mark)
             found = nodes.remains(host, mark, folders, ports)
-        return host.label, found, [] if found.processes else _resources(found, worked=bool(folders))
+        return host.label, found, queued, [] if found.processes else _resources(found, worked=bool(folders))
 
     left, unknown, clean, resources = [], [], [], []
     for verdict in each(where, look):
         if verdict.value is None:
             unknown.append(told("/".join(filter(None, verdict.item)) or "this machine", verdict.error))
             continue
-        label, found, held = verdict.value
+        label, found, queued, held = verdict.value
+        left += [f"{label}: {one}" for one in queued]
         left += [f"{label}: process {one.pid} ({one.job}): {one.command}" for one in found.processes]
-        clean += [] if found.processes else [label]
+        clean += [] if found.processes or queued else [label]
         resources += [f"{label}: {one}" for one in held]
     return Found(
         run=run,
@@ -123,7 +127,7 @@ def _traces(record: RunRecord, place: Place) -> tuple[list[str], list[int]]:
     """What the record tells of a place: supervisors' folders, and ports that relay and tunnels listened on."""
     folders = [node.folder for node in record.nodes if node.host and (node.site, node.host) == place]
     folders += [node.folder for node in record.nodes if not node.host and place == HERE]
-    ports = [one.host_port for one in record.tunnels if one.host == place[1]]
+    ports = [port for one in record.tunnels if one.host == place[1] for port in (one.host_port, *one.porch_ports)]
     if place == HERE:
         ports = [one.local_port for one in record.tunnels if not one.reverse]
         here = record.relay is not None and not record.relay.host

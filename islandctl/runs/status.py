@@ -10,9 +10,12 @@ from islandctl.config.model import Model
 from islandctl.fleet.job import EndKind, SupervisorState
 from islandctl.relay.messages import Heartbeat, JointCheckpoint, RelayStatus
 
-RunState = Literal["launching", "running", "degraded", "waiting", "finished", "failed", "stopped", "unknown"]
+RunState = Literal[
+    "launching", "pending", "running", "degraded", "waiting", "finished", "failed", "stopped", "unknown"
+]
 CellState = Literal[
     "launching",
+    "pending",
     "starting",
     "training",
     "waiting",
@@ -30,6 +33,7 @@ CellState = Literal[
 ]
 """A cell's state: its workers' own word while they run, else what its supervisors know.
 
+``pending``: its scheduler has yet to start it, or to start it again; the detail is the scheduler's reason.
 ``ending``: the workers have said their last words, and what the supervisor makes of them is not known yet.
 ``away``: it lives, and the relay's late policy counts it as gone. ``silent``: supervised, but no word from the
 workers for a while. ``lost``: the supervisor is gone without an exit record, and so are its processes (reboot,
@@ -94,8 +98,8 @@ class NodeView(Model):
     """Its number in the cell."""
     label: str
     """``site/host``."""
-    state: Literal["absent", "starting", "running", "backoff", "stopping", "ended", "lost", "unreachable"]
-    """Of its supervisor; ``lost``: gone without an exit record."""
+    state: Literal["absent", "pending", "starting", "running", "backoff", "stopping", "ended", "lost", "unreachable"]
+    """Of its supervisor; ``pending``: not begun yet by its scheduler; ``lost``: gone without an exit record."""
     restarts: int = 0
     """By its supervisor."""
     kind: EndKind = ""

@@ -10,7 +10,6 @@ from islandctl.config.budget import BY_BUDGET
 from islandctl.config.paths import RunFolder
 from islandctl.errors import IslandError, UnreachableError, UsageError
 from islandctl.fleet import node as nodes
-from islandctl.fleet.job import SupervisorState
 from islandctl.ledger.joint import joint_checkpoints
 from islandctl.planner.plan import Plan
 from islandctl.relay.messages import RelayStatus
@@ -21,10 +20,9 @@ from islandctl.runs.reach import Reach, Say, each, told
 from islandctl.runs.record import FAILED, FINISHED, NodeRecord, RunRecord
 from islandctl.runs.relay import STOP_TIMEOUT_S, client
 from islandctl.runs.search import Found, everywhere, mark_in_files, places, search
-from islandctl.runs.workers import stop_workers
+from islandctl.runs.workers import stop_workers, supervisors
 
 POLL_S = 0.5
-_LIVE = ("starting", "running", "backoff", "stopping")
 
 
 class StopReport(Found):
@@ -92,7 +90,7 @@ def end_everything(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> Sto
     def end(kept: tuple[str, str]) -> None:
         nodes.stop(reach.beside(kept[0]), kept[1], STOP_TIMEOUT_S + 10.0)
 
-    ended = [(verdict.item.label, verdict.error) for verdict in workers]
+    ended = [(verdict.item[0].label, verdict.error) for verdict in workers]
     ended += [(verdict.item[1], verdict.error) for verdict in [*each(relay, end), *each(tunnels, end)]]
     troubles = [
         told(place, error) for place, error in ended if error is not None and not isinstance(error, UnreachableError)
@@ -128,11 +126,7 @@ def _came_out(record: RunRecord, reach: Reach) -> str:
     """How all workers have ended by themselves, as the record's reason; empty while one lives or is not known."""
     if not record.reached_workers:
         return ""
-
-    def ask(node: NodeRecord) -> SupervisorState:
-        return nodes.state(reach.host(node.site, node.host), node.folder)
-
-    states = [verdict.value for verdict in each(record.nodes, ask)]
+    states = [verdict.value for verdict in supervisors(record, reach)]
     known = [state for state in states if state is not None and state.outcome]
     if len(known) < len(states):
         return ""
@@ -191,9 +185,5 @@ def _wait(record: RunRecord, reach: Reach, say: Say, deadline_s: float) -> None:
 
 
 def _living(record: RunRecord, reach: Reach) -> list[NodeRecord]:
-    """Nodes whose supervisor lives. One that cannot be asked is not waited for: its state is unknown."""
-
-    def lives(node: NodeRecord) -> bool:
-        return nodes.state(reach.host(node.site, node.host), node.folder).state in _LIVE
-
-    return [verdict.item for verdict in each(record.nodes, lives) if verdict.value]
+    """Nodes whose supervisor runs. One that cannot be asked is not waited for: its state is unknown."""
+    return [verdict.item for verdict in supervisors(record, reach) if verdict.value and verdict.value.runs]

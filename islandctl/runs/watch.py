@@ -228,7 +228,8 @@ def _troubled(record: RunRecord, facts: Facts, cells: Sequence[CellView]) -> tup
         hint = mend if relay in ("ended", "lost") and not stopping else ""
         detail = f"the relay does not answer{_without_relay(cells)}: {facts.relay_trouble}".rstrip(": ")
         return "degraded", detail, hint
-    away = [cell.name for cell in facts.relay.cells if cell.away]
+    queued = {cell.name for cell in cells if cell.state == "pending"}
+    away = [cell.name for cell in facts.relay.cells if cell.away and cell.name not in queued]
     if away:
         others = "go on without it" if record.late_then == "alone" else "wait for it"
         return "degraded", f"{', '.join(away)} counts as away; the others {others}", ""
@@ -252,6 +253,11 @@ def _without_relay(cells: Sequence[CellView]) -> str:
 
 def _going(record: RunRecord, facts: Facts, cells: Sequence[CellView]) -> tuple[RunState, str, str]:
     """Nothing is amiss."""
+    queued = [cell for cell in cells if cell.state == "pending"]
+    if queued:
+        moves = any(cell.tokens_per_s for cell in cells)
+        state: RunState = "pending" if len(queued) == len(cells) else "running" if moves else "waiting"
+        return state, f"{queued[0].name} is pending: {queued[0].detail}", ""
     waiting = [cell for cell in cells if cell.state == "waiting"]
     if waiting:
         told = waiting[0].detail if waiting[0].detail.startswith("waits ") else ""

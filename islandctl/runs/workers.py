@@ -9,31 +9,19 @@ from pathlib import PurePosixPath
 from islandctl.config import secrets
 from islandctl.config.beside import unpacked
 from islandctl.config.paths import CellFolder, RunFolder
-from islandctl.errors import PreflightError
 from islandctl.fleet import node as nodes
 from islandctl.fleet.bundle import Bundle, pack
-from islandctl.fleet.host import Host
-from islandctl.fleet.job import SupervisorJob
+from islandctl.fleet.job import SupervisorJob, SupervisorState
 from islandctl.fleet.provision import copy_code
+from islandctl.fleet.scheduler import Scheduler
 from islandctl.planner.plan import Plan
 from islandctl.runs.jobs import STOP_TIMEOUT_S, cell_job, worker_job
-from islandctl.runs.reach import Reach, Verdict, demand, each
-from islandctl.runs.record import NodeRecord, RunRecord
+from islandctl.runs.reach import Reach, Say, Verdict, demand, each
+from islandctl.runs.record import CellRecord, NodeRecord, RunRecord
 from islandctl.runs.relay import cell_token
 
-_ADDRESS = """
-import socket
-def main(args, payload):
-    # no packet is sent: connecting a datagram socket only asks the routing table which address would be used
-    for family, target in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
-        with socket.socket(family, socket.SOCK_DGRAM) as sock:
-            try:
-                sock.connect((target, 9))
-                return sock.getsockname()[0]
-            except OSError:
-                continue
-    return None
-"""
+Group = tuple[NodeRecord, ...]
+"""Nodes that their site's scheduler handles together: one node, or all of a cell."""
 
 
 def script_bundle(plan: Plan) -> Bundle | None:
@@ -50,12 +38,14 @@ def write_cells(record: RunRecord, plan: Plan, reach: Reach) -> None:
     ca = (RunFolder.of(record.run).secrets / "ca.pem").read_bytes()
     script, values = script_bundle(plan), secrets.values(plan.recipe.worker.secrets)
 
-    def write(node: NodeRecord) -> None:
+    def write(group: Group) -> None:
+        node = group[0]
         host = reach.host(node.site, node.host)
         folder = CellFolder(PurePosixPath(node.cell_folder))
         job = cell_job(record, plan, record.cells[node.cell])
         # state.json as well: a supervisor that was lost must not hand its old restarts and verdict to the new one
-        gone = [f"node-{node.index}/{name}" for name in ("exit.json", "stop", "spent", "state.json")]
+        names = ("exit.json", "stop", "spent", "state.json")
+        gone = [f"node-{one.index}/{name}" for one in group for name in names]
         if node.index == 0:  # the cell's folder is shared by its nodes
             gone.append(folder.outcome.name)
         files = {
@@ -69,65 +59,91 @@ def write_cells(record: RunRecord, plan: Plan, reach: Reach) -> None:
         if script is not None:
             copy_code(host, node.work_dir, script, str(folder.script))
 
-    demand(each(record.nodes, write), "writing the cells' files")
+    demand(each(groups(record, record.nodes, reach), write), "writing the cells' files")
 
 
-def start_workers(record: RunRecord, plan: Plan, reach: Reach) -> None:
-    """Begin a supervisor on every node.
+def start_workers(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> None:
+    """Begin a supervisor on every node, or have the site's scheduler do so.
 
     Raises:
         UnreachableError, PreflightError, RunError: names every node where it did not start.
     """
-    masters = {cell.index: _master(record, cell.index, reach) for cell in record.cells}
+    masters = {cell.index: _master(cell, reach) for cell in record.cells}
 
-    def start(node: NodeRecord) -> None:
-        host = reach.host(node.site, node.host)
-        own = _address(host) if masters[node.cell] is not None else ""
-        job = worker_job(record, plan, node, master=masters[node.cell], address=own)
-        nodes.start(host, node.supervisor, node.python, node.folder, job)
+    def start(group: Group) -> None:
+        scheduler, seats = _scheduler(group, reach), [reach.seat(node) for node in group]
+        master = masters[group[0].cell]
+        own = ["" if master is None else scheduler.address(seat) for seat in seats]
+        jobs = [
+            worker_job(record, plan, node, master=master, address=address)
+            for node, address in zip(group, own, strict=True)
+        ]
+        if told := scheduler.start(seats, jobs):
+            say(told)
 
-    demand(each(record.nodes, start), "starting the workers")
+    demand(each(groups(record, record.nodes, reach), start), "starting the workers")
 
 
-def restart_workers(node: NodeRecord, reach: Reach) -> None:
-    """Begin a supervisor anew on one node, with the job that lies there. What its predecessor left saves and ends.
+def restart_workers(group: Group, reach: Reach) -> None:
+    """Begin supervisors anew, with the jobs that lie there. What their predecessors left saves and ends.
 
     Raises:
-        UnreachableError, PreflightError, RunError: it could not be started.
+        UnreachableError, PreflightError, RunError: they could not be started.
     """
-    host = reach.host(node.site, node.host)
-    job = SupervisorJob.model_validate_json(nodes.read(host, f"{node.folder}/job.json").data)
-    nodes.start(host, node.supervisor, node.python, node.folder, job)
+    seats = [reach.seat(node) for node in group]
+    texts = [nodes.read(seat.host, f"{seat.folder}/job.json").data for seat in seats]
+    jobs = [SupervisorJob.model_validate_json(text) for text in texts]
+    _scheduler(group, reach).start(seats, jobs)
 
 
-def stop_workers(record: RunRecord, reach: Reach, which: Sequence[NodeRecord]) -> list[Verdict[NodeRecord, None]]:
-    """Have the supervisors end their workers, and wait until they have; one verdict a node."""
+def stop_workers(record: RunRecord, reach: Reach, which: Sequence[NodeRecord]) -> list[Verdict[Group, None]]:
+    """Have the supervisors end their workers, and wait until they have; one verdict a group."""
 
-    def stop(node: NodeRecord) -> None:
-        nodes.stop(reach.host(node.site, node.host), node.folder, STOP_TIMEOUT_S + 15.0)
+    def stop(group: Group) -> None:
+        _scheduler(group, reach).stop([reach.seat(node) for node in group], STOP_TIMEOUT_S + 15.0)
 
-    return each(which, stop)
+    return each(groups(record, which, reach), stop)
 
 
-def _master(record: RunRecord, cell: int, reach: Reach) -> tuple[str, int] | None:
-    """Where the nodes of a cell meet: an address of node 0 and a port that is free there. None for one node."""
-    members = record.cells[cell].nodes
-    if len(members) == 1:
+def supervisors(record: RunRecord, reach: Reach) -> list[Verdict[NodeRecord, SupervisorState]]:
+    """What the supervisors of all nodes do; one verdict a node, in the record's order."""
+    verdicts = each(groups(record, record.nodes, reach), lambda group: states_of(group, reach))
+    found = {
+        node: Verdict(node, value=verdict.value[at] if verdict.value else None, error=verdict.error)
+        for verdict in verdicts
+        for at, node in enumerate(verdict.item)
+    }
+    return [found[node] for node in record.nodes]
+
+
+def states_of(group: Group, reach: Reach) -> list[SupervisorState]:
+    """What the supervisors of one group do.
+
+    Raises:
+        UnreachableError, PreflightError: they cannot be asked.
+    """
+    return _scheduler(group, reach).states([reach.seat(node) for node in group])
+
+
+def groups(record: RunRecord, which: Sequence[NodeRecord], reach: Reach) -> list[Group]:
+    """Nodes as their schedulers take them: each by itself, or with all of its cell, where one of these is wanted."""
+    found = []
+    for node in which:
+        if reach.scheduler(node.site, node.host).as_one:
+            found.append(record.cells[node.cell].nodes)
+        else:
+            found.append((node,))
+    return list(dict.fromkeys(found))
+
+
+def _scheduler(group: Group, reach: Reach) -> Scheduler:
+    return reach.scheduler(group[0].site, group[0].host)
+
+
+def _master(cell: CellRecord, reach: Reach) -> tuple[str, int] | None:
+    """Where the nodes of a cell meet. None for one node, and where they find that out themselves."""
+    if len(cell.nodes) == 1:
         return None
-    host = reach.host(members[0].site, members[0].host)
-    address = _address(host)
-    return address, nodes.free_port(host, address)
-
-
-def _address(host: Host) -> str:
-    """The host's own, by which its peers reach it: a name would be looked up by each of them.
-
-    Raises:
-        PreflightError: it has none.
-    """
-    address = host.python(_ADDRESS, {}, timeout_s=30.0)
-    if not address:
-        raise PreflightError(
-            f"{host.label}: the node has no address that its peers could reach", hint="check its network interfaces"
-        )
-    return str(address)
+    scheduler, first = _scheduler(cell.nodes, reach), reach.seat(cell.nodes[0])
+    address = scheduler.address(first)
+    return (address, nodes.free_port(first.host, address)) if address else None

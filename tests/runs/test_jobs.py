@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from islandctl.planner.plan import CellPlan, NodePlan, Plan
 from islandctl.runs.jobs import cell_job, worker_job
-from islandctl.runs.record import RunRecord
+from islandctl.runs.record import CellRecord, RunRecord
 
 from . import builders as make
 
@@ -39,6 +39,15 @@ def test_several_nodes_meet_at_the_first() -> None:
     assert "--master-port=29411" in job.argv
     assert "--node-rank=0" in job.argv
     assert "--standalone" not in job.argv
+    record = record.model_copy(update={"cells": (queued(record.cells[0]), record.cells[1])})
+    job = worker_job(record, make.plan(), record.cells[0].nodes[1], master=None)  # they find out themselves
+    assert job.argv[5:9] == ("--max-restarts=0", "--nnodes=2", "--node-rank=1", "-m")
+
+
+def queued(cell: CellRecord) -> CellRecord:
+    """The cell with a second node."""
+    second = cell.nodes[0].model_copy(update={"index": 1, "folder": "/data/runs/demo/east/node-1"})
+    return cell.model_copy(update={"nodes": (cell.nodes[0], second)})
 
 
 def test_a_script_runs_in_its_own_folder_and_is_told_which_cell_it_is() -> None:
@@ -85,3 +94,11 @@ def test_cells_of_one_node_share_its_accelerators() -> None:
 def test_cells_of_one_machine_share_its_cores() -> None:
     record, plan = shared("cpu")
     assert [worker_job(record, plan, node, master=None).env["OMP_NUM_THREADS"] for node in record.nodes] == ["2", "2"]
+
+
+def test_a_scheduler_that_chooses_the_nodes_shares_them_out_itself() -> None:
+    record, plan = shared("H100-SXM")
+    slurm = plan.sites[0].model_copy(update={"scheduler": "slurm", "hosts": ("login",)})
+    plan = plan.model_copy(update={"sites": (slurm, plan.sites[1])})
+    jobs = [worker_job(record, plan, node, master=None) for node in record.nodes]
+    assert all("CUDA_VISIBLE_DEVICES" not in job.env for job in jobs)

@@ -480,3 +480,33 @@ def test_a_cell_without_checkpoints_is_amiss_and_says_what_to_do() -> None:
     assert (view.state, view.detail) == ("degraded", "west: no checkpoint at step 30: /data: No space left")
     assert view.hint == "free space on west/local below /data; the next one is tried as planned"
     assert view.eta_s is not None
+
+
+def test_a_cell_in_a_queue_is_no_trouble() -> None:
+    reason = "job 12: Resources: waits for nodes to become free"
+    queued = make.node(1, make.running(state="pending", reason=reason))
+    late = make.relay({0: make.heartbeat(0)})
+    away = late.model_copy(
+        update={"cells": (late.cells[0], late.cells[1].model_copy(update={"away": True}))}
+    )  # the relay does not know why
+    view = look(make.facts(west=queued, relay=away))
+    assert (view.cells[1].state, view.cells[1].detail) == ("pending", reason)
+    assert (view.state, view.detail, view.hint) == ("running", f"west is pending: {reason}", "")
+    assert view.eta_s is None
+    stands = make.relay({0: make.heartbeat(0, state="waiting", message="waits for a round", tokens_per_s=0.0)})
+    assert look(make.facts(west=queued, relay=stands)).state == "waiting"
+    both = make.facts(make.node(0, queued.state), queued, relay=make.relay({}))
+    assert (look(both).state, look(both).ended) == ("pending", False)
+
+
+def test_a_cell_whose_job_was_cancelled_says_so() -> None:
+    said = "Slurm's job 12 ended: CANCELLED by 1000"
+    taken = make.node(1, make.ended("stopped", kind="preempted", reason=said))
+    view = look(make.facts(west=taken))
+    assert view.state == "degraded"
+    assert view.detail == f"west is stopped: preempted: {said}"
+    assert view.hint == "islandctl resume demo starts again what has ended"
+    gone = make.node(
+        1, make.running(state="lost", orphans=False, reason="Slurm's job 12 is not known to Slurm any more")
+    )
+    assert look(make.facts(west=gone)).cells[1].detail == "Slurm's job 12 is not known to Slurm any more"
