@@ -21,7 +21,7 @@ __version__ = "0.1.0"
 
 _PLACES = {
     "attach": "islandctl.worker.attach",
-    "Exchange": "islandctl.config.exchange",
+    "Exchange": "islandctl.config.given",
     "InProcessRelay": "islandctl.relay.inprocess",
     "MemoryJournal": "islandctl.exchange.journal",
     "Island": "islandctl.worker.island",

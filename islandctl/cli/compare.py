@@ -71,7 +71,7 @@ def compare(
 def _show(compared: Compared) -> None:
     from rich.text import Text
 
-    from islandctl.cli.plan_view import plain_table, wide_console
+    from islandctl.cli.tables import plain_table, print_table, wide_console
     from islandctl.config.units import count_text
 
     console = wide_console()
@@ -96,7 +96,7 @@ def _show(compared: Compared) -> None:
             _dollars(way.seasonal.usd_per_billion_tokens),
             f"{way.capital_usd:,.0f}" if way.capital_usd else "",
         )
-    console.print(table)
+    print_table(console, table)
     console.print(
         Text("◀ cheapest used continuously, ◁ in seasons; USD/month with the capital written off", style="dim")
     )
@@ -114,11 +114,14 @@ def _pays(way: Way, compared: Compared) -> str:
     """When a purchase pays, in words."""
     if compared.ways.index(way) == 0 or compared.ways[compared.ways.index(way) - 1].sites != way.sites:
         return "no rent to compare with"
+    if not way.capital_usd:
+        at = "at no use" if way.pays_from_use is None else f"from {way.pays_from_use:.0%} use on"
+        return f"all of it is owned already: cheaper than renting the same {at}"
     if way.pays_after_months is None:
         return "a purchase never pays against renting the same"
     text = f"a purchase pays after {way.pays_after_months:,.3g} months of continuous use; at "
     seasonal = way.pays_after_months_seasonal
-    text += f"{compared.seasonal_share:.0%} " + (f"after {seasonal:,.3g} months" if seasonal else "never")
+    text += f"{compared.seasonal_share:.0%} " + ("never" if seasonal is None else f"after {seasonal:,.3g} months")
     from_use = way.pays_from_use
     return text + (f"; written off, from {from_use:.0%} use on" if from_use else "; written off, at no use")
 

@@ -56,15 +56,16 @@ def _plan(source: Path, sites: list[Path]) -> Plan:
     from islandctl.cli import output
     from islandctl.config.load import load_recipe, load_site
     from islandctl.errors import UsageError
-    from islandctl.planner.file import changed_sources, load_plan, looks_like_plan
+    from islandctl.planner.file import load_plan, looks_like_plan
     from islandctl.planner.make import make_plan
+    from islandctl.runs.sources import check_files
 
     if looks_like_plan(source):
         if sites:
             raise UsageError(f"{source}: a plan holds its sites already", hint="leave --site out")
         plan = load_plan(source)
-        for path in changed_sources(plan):
-            output.message(f"warning: {path} has changed since the plan was made; the plan's values are used")
+        for note in check_files(plan):
+            output.message(f"note: {note}")
         return plan
     recipe = load_recipe(source)
     if not sites:

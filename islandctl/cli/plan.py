@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from islandctl.config.site import SiteProfile
     from islandctl.planner.change import Case
     from islandctl.planner.from_run import Shown
-    from islandctl.planner.plan import Plan
+    from islandctl.planner.plan import Finding, Plan
 
 
 def plan(
@@ -179,16 +179,31 @@ def as_loaded(plan: Plan) -> tuple[Loaded[Recipe], list[Loaded[SiteProfile]]]:
 
 def _what_binds(plan: Plan) -> str:
     """The binding constraint, and the next one behind it."""
-    failing = [finding for finding in plan.findings if finding.level == "fail"]
-    behind = [one for one in plan.constraints[1:] if one.hard and one.use > 1]
-    text = f"{failing[0].place}: {failing[0].text}"
-    return text + (f"; behind it {behind[0].name} in {behind[0].place}" if behind else "")
+    from islandctl.cli.plan_view import amount_text
+
+    beyond = [one for one in plan.constraints if one.hard and one.use > 1]
+    if not beyond:
+        failing = _failing(plan)
+        return f"{failing.place}: {failing.text}"
+    one = beyond[0]
+    text = f"{one.place}: {one.name}: needs {amount_text(one.need, one.unit)}, has {amount_text(one.has, one.unit)}"
+    return text + (f"; behind it {beyond[1].name} in {beyond[1].place}" if beyond[1:] else "")
 
 
 def _what_helps(plan: Plan) -> str:
-    if plan.changes:
-        return f"--set {plan.changes[0].setting}"
-    return next(finding.hint for finding in plan.findings if finding.level == "fail")
+    return f"--set {plan.changes[0].setting}" if plan.changes else _failing(plan).hint
+
+
+def _failing(plan: Plan) -> Finding:
+    """The finding that says what the binding constraint says; where there is none, the first that fails."""
+    failing = [finding for finding in plan.findings if finding.level == "fail"]
+    name = plan.constraints[0].name if plan.constraints else ""
+    words = {
+        "WAN in a window": "the exchange needs",
+        "round's deadline": "the largest fragment needs",
+        "space for checkpoints": "checkpoints:",
+    }.get(name, name)
+    return next((finding for finding in failing if finding.text.startswith(words)), failing[0])
 
 
 def _simulate(case: Case, seed: int, *, json: bool) -> None:

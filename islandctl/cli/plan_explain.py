@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pydantic import BaseModel
 from rich.text import Text
 
-from islandctl.cli.plan_view import amount_text, wide_console
+from islandctl.cli.plan_view import amount_text
+from islandctl.cli.tables import wide_console
 from islandctl.config.units import bits_per_s_text, bytes_text, count_text, memory_text, seconds_text
 from islandctl.planner.plan import Figure, Plan
 

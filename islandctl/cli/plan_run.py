@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from islandctl.cli import output
-from islandctl.cli.plan_view import plain_table, wide_console
+from islandctl.cli.tables import plain_table, print_table, wide_console
 from islandctl.config.units import bytes_text, memory_text, seconds_text
 from islandctl.planner.from_run import FEWEST_FAILURES, Comparison, Shown
 
@@ -26,7 +26,7 @@ def show(shown: Shown) -> None:
         column.justify = "right"
     for one in shown.comparisons():
         table.add_row(*_row(one))
-    console.print(table)
+    print_table(console, table)
     console.print(Text(_failures(shown)))
     again = output.typeable(f"islandctl plan --from-run {shown.run} --set exchange.overlap=8")
     console.print(Text(f"planned again with what was measured: {again}", style="dim"), soft_wrap=True)

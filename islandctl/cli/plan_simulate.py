@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from rich.text import Text
 
-from islandctl.cli.plan_view import plain_table, wide_console
+from islandctl.cli.tables import plain_table, print_table, wide_console
 from islandctl.config.units import seconds_text
 from islandctl.planner.plan import Plan
 from islandctl.planner.simulated import Simulated, Spread
@@ -28,7 +28,7 @@ def show(plan: Plan, played: Simulated) -> None:
     row("rounds", "longest wait of a cell for the result", played.wait_s, seconds_text)
     row("failures", "lost: away, repeated and skipped", played.lost_s, seconds_text)
     row("runs", "time to the end", played.duration_s, seconds_text)
-    console.print(table)
+    print_table(console, table)
     planned = [one.computing.value for one in plan.estimates if one.computing is not None]
     beside = f" (planned, without anything going wrong: {sum(planned) / len(planned):.1%})" if planned else ""
     console.print(Text(f"trains {played.computing_mean:.1%} of the time{beside}"))

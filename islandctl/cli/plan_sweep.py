@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from islandctl.cli import plot
-from islandctl.cli.plan_view import rate_text, share_text, wide_console
+from islandctl.cli.plan_view import rate_text, share_text
+from islandctl.cli.tables import plain_table, print_table, wide_console
 from islandctl.config.units import count_text, memory_text, seconds_text
 from islandctl.errors import UsageError
 from islandctl.planner.make import OWN
@@ -24,7 +25,7 @@ ROWS = 25
 def show(swept: Swept) -> None:
     """Print the table, and curves where one setting is varied."""
     console = wide_console()
-    console.print(_table(swept))
+    print_table(console, _table(swept))
     left_out = len(swept.points) - len(_some(swept.points))
     if left_out:
         console.print(Text(f"{left_out} points between these are left out here; --csv FILE has all", style="dim"))
@@ -38,13 +39,9 @@ def show(swept: Swept) -> None:
 
 
 def _table(swept: Swept) -> Table:
-    from rich import box
-
     names = [axis.path.rpartition(".")[2] for axis in swept.axes]
     titles = [*names, "", "computes", "step", "tokens/s", "memory", "link", "USD/10⁹", "weakest link"]
-    table = Table(*titles, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
-    for column in table.columns:
-        column.no_wrap = True
+    table = plain_table(*titles)
     for column in table.columns[len(names) + 1 : -1]:
         column.justify = "right"
     for point in _some(swept.points):

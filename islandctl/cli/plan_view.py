@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from islandctl.cli.output import typeable
+from islandctl.cli.tables import plain_table, print_table, wide_console
 from islandctl.config.site import SiteProfile
 from islandctl.config.units import bits_per_s_text, bytes_text, count_text, memory_text, seconds_text
+from islandctl.planner.limits import not_yet
 from islandctl.planner.plan import CellEstimate, CellPlan, Change, Figure, Finding, Plan
 
-MAX_COLUMNS = 100
 FEW_CELLS = 4
 """Up to so many, each cell has a row of its own."""
 MOST_ROWS = 12
+FEW_ALIKE = 3
+"""Up to so many findings that differ only in their figures are shown one by one."""
 MOST_CONSTRAINTS = 8
 IN_THE_TABLE = ("memory of", "checkpoints")
 """Findings that say nothing new while all is well."""
@@ -38,31 +41,23 @@ def show(plan: Plan, *, command: str, settings: Sequence[str] = (), run: str | N
         console.print(Text(f"with {', '.join(settings)}", style="bold"))
     if run is not None:
         console.print(Text(_measured_words(plan, run), style="bold"))
-    console.print(_sites(plan))
+    print_table(console, _sites(plan))
     if plan.estimates:
-        console.print(_cells(plan))
+        print_table(console, _cells(plan))
         own = "; steps: its own" if own_steps(plan) else ""
         console.print(Text(_LEGEND + own, style="dim"))
     for line in _total_lines(plan):
         console.print(line)
     if plan.constraints:
-        console.print(_constraints(plan))
+        print_table(console, _constraints(plan))
     if plan.methods:
-        console.print(_methods(plan))
-    for finding in _said_once(plan.findings):
+        print_table(console, _methods(plan))
+    for finding in gathered(_said_once(plan.findings), plan.constraints[0].place if plan.constraints else ""):
         if finding.level != "ok" or not finding.text.startswith(IN_THE_TABLE):
             _print_finding(console, finding)
     for change in plan.changes:
         console.print(_change(change), soft_wrap=False)
     console.print(_verdict(plan, command), soft_wrap=True)
-
-
-def wide_console() -> Console:
-    """The terminal, or what stands in for it: never more than ``MAX_COLUMNS`` wide."""
-    console = Console(highlight=False, emoji=False)
-    if console.is_terminal and console.width <= MAX_COLUMNS:
-        return console
-    return Console(highlight=False, emoji=False, width=MAX_COLUMNS)
 
 
 def _measured_words(plan: Plan, run: str) -> str:
@@ -101,7 +96,8 @@ def _title(plan: Plan) -> Text:
 def _sites(plan: Plan) -> Table:
     table = plain_table("site", "accelerators", "nodes", "scheduler", "link up", "link down", "rtt")
     emulate = plan.recipe.relay.emulate
-    for site in plan.sites:
+    shown = plan.sites if len(plan.sites) <= MOST_ROWS + 1 else plan.sites[:MOST_ROWS]
+    for site in shown:
         up, down, rtt = site.wan.up, site.wan.down, site.wan.rtt
         if emulate is not None:
             up, down, rtt = min(up, emulate.bandwidth), min(down, emulate.bandwidth), max(rtt, emulate.rtt)
@@ -114,6 +110,8 @@ def _sites(plan: Plan) -> Table:
             "the same" if down == up else bits_per_s_text(down),
             seconds_text(rtt) + (" emulated" if emulate else ""),
         )
+    if left := len(plan.sites) - len(shown):
+        table.add_row(f"and {left} more")
     return table
 
 
@@ -206,9 +204,10 @@ def _window_line(plan: Plan) -> str:
     assert cell.run_step is not None
     window = plan.recipe.exchange.window * cell.run_step.value
     sent = max(cell.bytes_up_per_window.value, cell.bytes_down_per_window.value)
+    busy = seconds_text(cell.link_share.value * window)
     line = (
-        f"WAN: {sent * 8 / 1e9:.3g} Gbit a window and direction, {seconds_text(cell.link_share.value * window)} of "
-        f"{seconds_text(window)} ({share_text(cell.link_share.value)}) in {cell.cell}"
+        f"WAN: {rate_text(sent * 8).removesuffix('/s')} a window and direction, {busy} of {seconds_text(window)} "
+        f"({share_text(cell.link_share.value)}) in {cell.cell}"
     )
     relay = plan.totals.relay_bytes_per_s
     return line if relay is None else f"{line}; relay {rate_text(relay.value * 8)}"
@@ -304,6 +303,23 @@ def _said_once(findings: Sequence[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.level != "ok" or finding.text not in graver]
 
 
+def gathered(findings: Sequence[Finding], worst: str) -> list[Finding]:
+    """With one in place of many that differ only in their figures: the one of the place ``worst``, else the first."""
+    alike: dict[tuple[str, str, str], list[Finding]] = {}
+    for finding in findings:
+        kind = re.sub(r"\d[\d.,]*( [\w/]+)?", "#", finding.text)
+        alike.setdefault((finding.level, kind, finding.hint), []).append(finding)
+    shown = []
+    for same in alike.values():
+        if len(same) <= FEW_ALIKE:
+            shown += same
+            continue
+        one = next((finding for finding in same if worst in finding.place.split(", ")), same[0])
+        more = len(same) - 1
+        shown.append(one.model_copy(update={"place": f"{one.place}, and {more} more like it (--json shows all)"}))
+    return shown
+
+
 def _print_finding(console: Console, finding: Finding) -> None:
     mark, style = _MARKS[finding.level]
     text = Text(f"{finding.place}: ", style="bold")
@@ -318,12 +334,6 @@ def _print_finding(console: Console, finding: Finding) -> None:
 def _verdict(plan: Plan, command: str) -> Text:
     if not plan.feasible:
         return Text("infeasible: see ✗", style="bold red")
+    if not_yet(plan):
+        return Text("feasible  ", style="bold green").append("but launch does not run it yet: see !", style="default")
     return Text("feasible  ", style="bold green").append(f"next: {typeable(command)}", style="default")
-
-
-def plain_table(*names: str) -> Table:
-    """Columns under a line, nothing broken."""
-    table = Table(*names, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
-    for column in table.columns:
-        column.no_wrap = True
-    return table

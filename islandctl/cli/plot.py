@@ -49,7 +49,7 @@ class Frame(NamedTuple):
         return (x - self.low) / (self.high - self.low), y / self.top
 
 
-def on_terminal(curves: Sequence[Curve], frame: Frame, *, width: int = 84, height: int = 14) -> str:
+def on_terminal(curves: Sequence[Curve], frame: Frame, *, width: int = 84, height: int = 13) -> str:
     """Lines of text, at most ``width + 8`` wide; where curves meet, the later one shows."""
     cells = [[" "] * width for _ in range(height)]
     for mark, curve in zip(MARKS, curves, strict=False):

@@ -220,13 +220,16 @@ def bytes_text(number: float) -> str:
 
 
 def seconds_text(number: float) -> str:
-    """``350 ms``, ``12.5 s``, ``14 min``, ``3.2 h``, three digits."""
+    """``350 ms``, ``12.5 s``, ``14 min``, ``3.2 h``, ``25 years``, three digits."""
     if number < 1:
         return f"{_three(number * 1e3)} ms"
     for limit, unit in ((600, "s"), (7200, "min"), (7 * 86400, "h")):
         if number < limit:
             return f"{_three(number / float(_TIME[unit]))} {unit}"
-    return f"{_three(number / 86400)} d"
+    years = number / 86400 / 365.25
+    if years < 10:
+        return f"{_three(number / 86400)} d"
+    return f"{_three(years)} years" if years < 1e6 else ">10⁶ years"
 
 
 def memory_text(number: float) -> str:

@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 ANSWERED_BY_COMMIT = ("exists", "closed", "stale")
 """Refusals after which the round's commit tells what counts: another life's packet, or none."""
+NO_LONGER_EQUAL = "the replicas no longer agree: go back to the newest joint checkpoint with `islandctl resume`"
+NEVER_EQUAL = "all cells must begin with equal values: one seed before the model is made, or one file of weights"
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,12 @@ class Courier:
         return payload
 
     def _put(self, assignment: Assignment, payload: bytes, codec: Codec) -> None:
+        try:
+            self._carry(self._packet(assignment, payload, codec), assignment)
+        except Exception as error:  # in a pool nobody else would hear of it, and the round would stay open
+            self._latch.fail(error)
+
+    def _packet(self, assignment: Assignment, payload: bytes, codec: Codec) -> bytes:
         chunk, me = assignment.chunk, self._identity
         header = PacketHeader(
             run=me.run,
@@ -118,7 +126,10 @@ class Courier:
             payload_hash=digest(payload),
             payload_bytes=len(payload),
         )
-        packet = pack(header, payload)
+        return pack(header, payload)
+
+    def _carry(self, packet: bytes, assignment: Assignment) -> None:
+        chunk, me = assignment.chunk, self._identity
         self._own[(chunk.fragment, assignment.window, chunk.index)] = packet
         while not self._latch.closed.is_set():
             try:
@@ -136,9 +147,6 @@ class Courier:
                     self._latch.fail(refused)
                     return
                 log.info("packet of fragment %d, window %d: %s", chunk.fragment, assignment.window, error.code)
-                return
-            except Exception as error:
-                self._latch.fail(error)
                 return
 
     def fetch(self, commit: Commit, part: Contribution, chunk: Chunk, base: str) -> Tensor:
@@ -169,7 +177,7 @@ class Courier:
             raise DivergenceError(
                 f"{place}: builds on anchor {header.base[:12]} (version {header.version}), "
                 f"cell {me.cell} holds {base[:12]} (version {commit.version - 1})",
-                hint="the replicas no longer agree: go back to the newest joint checkpoint with `islandctl resume`",
+                hint=NO_LONGER_EQUAL if header.version else NEVER_EQUAL,
             )
         values = decode(payload)
         if len(values) != chunk.numel:

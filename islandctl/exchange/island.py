@@ -314,7 +314,13 @@ class Island:
             CheckpointError: it belongs to another model, cell or number of ranks, or something is missing.
         """
         meta = store.load_meta(tensors, self._ranks.rank)
-        mine = {"cell": self.cell, "ranks": self._ranks.size, "map_hash": self.map.map_hash}
+        mine = {"cell": self.cell, "ranks": self._ranks.size}
+        if meta.get("map_hash") != self.map.map_hash:
+            raise CheckpointError(
+                f"rank {self._ranks.rank}: the checkpoint is of another model, or divided into other fragments "
+                f"(map {str(meta.get('map_hash'))[:12]}, not {self.map.map_hash[:12]})",
+                hint="load it with the same model, exchange.fragments, placement, exact and chunk",
+            )
         for name, value in mine.items():
             if meta.get(name) != value:
                 raise CheckpointError(
@@ -329,6 +335,11 @@ class Island:
             self._rounds.metrics.restore(meta["metrics"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"rank {self._ranks.rank}: the checkpoint's exchange state is damaged") from error
+
+    def change_ledger(self) -> None:
+        """After ``load_state_dict``: the relay has another ledger, which goes on from this state."""
+        for state in self._rounds.states:
+            state.resolved_seq = -1
 
     def resume(self) -> int:
         """Find the way back: call once at every start, after loading whatever there is to load. Collective.

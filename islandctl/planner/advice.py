@@ -13,12 +13,16 @@ from islandctl.errors import IslandError
 from islandctl.planner.change import BOTH_WAYS, EVERY_SITE, Case
 from islandctl.planner.pace import LONG_WAIT
 from islandctl.planner.plan import Change, Constraint, Plan
+from islandctl.planner.wan import tunnelled
 
 Replan = Callable[[Case], Plan]
 
 WAITING = 0.99
 """A cell that trains for less of the time than this is worth advice."""
 PACE = "pace of the slowest"
+ADDRESS = "ADDRESS"
+"""Stands for one that only the user knows."""
+FEW_VALUES = 8
 MOST_CELLS = 64
 """With more, planning again and again would take longer than it helps."""
 
@@ -50,17 +54,18 @@ def _lifting(case: Case, plan: Plan, binding: Constraint, replan: Replan) -> Ite
 
 
 def _faster(case: Case, plan: Plan, replan: Replan) -> Iterator[Change]:
-    def helps(new: Plan) -> bool:
-        return new.feasible and new.totals.computing is not None and new.totals.computing.value >= WAITING
-
     pace = next((one.use for one in plan.constraints if one.name == PACE), 0.0)
-    if pace > 1 - WAITING:  # no link is to blame
-        exchange = case.recipe.value.exchange
-        if pace > LONG_WAIT and exchange.pace == "equal" and exchange.mode == "two-site":
-            yield from _first(case, "exchange.pace", ["measured"], lambda new: _waits_less(plan, new), replan, PACE)
-        return
-    for path, values in _link_settings(case):
-        yield from _first(case, path, values, helps, replan, "")
+    exchange = case.recipe.value.exchange
+    if pace > LONG_WAIT and exchange.pace == "equal" and exchange.mode == "two-site":
+        yield from _first(case, "exchange.pace", ["measured"], lambda new: _waits_less(plan, new), replan, PACE)
+    enough = WAITING * (1 - pace)  # what waits for a slower cell, no link can mend
+
+    def helps(new: Plan) -> bool:
+        return new.feasible and new.totals.computing is not None and new.totals.computing.value >= enough
+
+    if not helps(plan):
+        for path, values in _link_settings(case):
+            yield from _first(case, path, values, helps, replan, "")
 
 
 def _waits_less(plan: Plan, new: Plan) -> bool:
@@ -72,7 +77,8 @@ def _waits_less(plan: Plan, new: Plan) -> bool:
 def _first(
     case: Case, path: str, values: Sequence[Any], helps: Callable[[Plan], bool], replan: Replan, binding: str
 ) -> Iterator[Change]:
-    """The first of ``values`` (from little to much) that helps, by halving; nothing when the last does not."""
+    """The first of ``values`` (from little to much) that helps: of a few one after another, since some may not be
+    possible at all, such as windows that checkpoints do not fall on; of many by halving. Nothing when none does."""
 
     def made(index: int) -> Plan | None:
         try:
@@ -81,10 +87,14 @@ def _first(
             return None
 
     low, high = 0, len(values) - 1
-    if high < 0:
-        return
-    best = made(high)
-    if best is None or not helps(best):
+    if high < FEW_VALUES:
+        tried = ((number, made(number)) for number in range(len(values)))
+        low, best = next(((number, new) for number, new in tried if new is not None and helps(new)), (0, None))
+        high = low
+    else:
+        best = made(high)
+        best = None if best is None or not helps(best) else best
+    if best is None:
         return
     while low < high:
         middle = (low + high) // 2
@@ -97,8 +107,13 @@ def _first(
         setting=f"{path}={values[high]}",
         before=_written(case.now(path)),
         after=str(values[high]),
-        effect=_effect(best, binding),
+        effect=_effect(best, binding) + ("; launch does not run that yet" if _new_limits(case, best) else ""),
     )
+
+
+def _new_limits(case: Case, best: Plan) -> bool:
+    """Whether the change asks for what ``launch`` refuses, and the recipe did not."""
+    return best.recipe.training.recompute != "none" and case.recipe.value.training.recompute == "none"
 
 
 def _written(value: Any) -> str:
@@ -162,6 +177,8 @@ def _candidates(case: Case, plan: Plan, binding: Constraint) -> Iterator[tuple[s
 
 def _link_settings(case: Case) -> Iterator[tuple[str, Sequence[Any]]]:
     exchange = case.recipe.value.exchange
+    if any(tunnelled(site.value, case.recipe.value) for site in case.sites):
+        yield "relay.address", [ADDRESS]
     yield "exchange.overlap", range(exchange.overlap + 1, exchange.window)
     yield "exchange.fragments", _more_fragments(case)
     yield "exchange.codec", _smaller_codecs(exchange.codec)

@@ -67,18 +67,30 @@ def _num_cells(recipe: Loaded[Recipe], num_sites: int) -> int:
             hint="add another --site, or set exchange.mode: none",
         )
     if exchange.mode == "butterfly" and (num_cells < 2 or num_cells & (num_cells - 1)):
-        near = nearest_powers(num_cells)
-        nearest = " or ".join(str(one) for one in near)
+        nearest = " or ".join(str(one) for one in nearest_powers(num_cells))
         raise ConfigError(
             f"{place}: mode butterfly pairs 2, 4, 8, … cells, not {num_cells}; nearest: {nearest}",
-            hint=f"set exchange.cells: {near[0]}",
+            hint=_other_pairs(num_cells, num_sites),
         )
     if num_cells % num_sites:
         raise ConfigError(
             f"{place}: {num_cells} cells cannot be spread evenly over {num_sites} sites",
-            hint=f"set exchange.cells to a multiple of {num_sites}",
+            hint=f"set exchange.cells to a multiple of {num_sites}"
+            if exchange.mode == "two-site"
+            else _other_pairs(num_cells, num_sites),
         )
     return num_cells
+
+
+def _other_pairs(num_cells: int, num_sites: int) -> str:
+    """What a butterfly needs to be possible: 2^k cells, as many on each site."""
+    if num_sites & (num_sites - 1):
+        sites = " or ".join(str(one) for one in nearest_powers(num_sites))
+        return (
+            f"give {sites} sites ({num_sites} cannot share 2, 4, 8, … cells evenly), or set exchange.mode: two-site"
+        )
+    fitting = [one for one in nearest_powers(num_cells) if one >= num_sites] or [num_sites]
+    return f"set exchange.cells: {max(2, fitting[0])}"
 
 
 def _cells_of(loaded: Loaded[SiteProfile], num_cells: int, first_index: int) -> list[CellPlan]:

@@ -52,7 +52,7 @@ class Case:
         of_site: list[list[_Setting]] = [[] for _ in self.sites]
         for path, value in settings:
             first, _, rest = path.partition(".")
-            if rest and (first == EVERY_SITE or any(site.value.name == first for site in self.sites)):
+            if rest and self._of_sites(path):
                 for site, own in zip(self.sites, of_site, strict=True):
                     if first in (EVERY_SITE, site.value.name):
                         own.append(_Setting(path, rest, value))
@@ -61,6 +61,16 @@ class Case:
                 of_recipe.append(_Setting(path, path, value))
         sites = [_with(site, own) for site, own in zip(self.sites, of_site, strict=True)]
         return Case(_with(self.recipe, of_recipe), sites, self.shown)
+
+    def _of_sites(self, path: str) -> bool:
+        """Whether a path is one of the sites'. A site that is called as a section of the recipe (``relay``) keeps the
+        keys that the section does not have."""
+        first, _, rest = path.partition(".")
+        if first == EVERY_SITE:
+            return True
+        known = any(site.value.name == first for site in self.sites)
+        key = rest.split(".")[0]
+        return known and (first not in Recipe.model_fields or key in SiteProfile.model_fields)
 
     def _refuse_unknown(self, path: str) -> None:
         """A path that is meant for the recipe, but begins with nothing of it."""
@@ -83,7 +93,7 @@ class Case:
         """The value at ``path`` as it would be written; of several sites the first one's. None: left out."""
         first, _, rest = path.partition(".")
         for site in self.sites:
-            if rest and first in (EVERY_SITE, site.value.name):
+            if rest and self._of_sites(path) and first in (EVERY_SITE, site.value.name):
                 return _look(site.value.model_dump(mode="json"), rest)
         return _look(self.recipe.value.model_dump(mode="json"), path)
 

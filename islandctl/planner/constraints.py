@@ -76,7 +76,7 @@ def _network(setting: Setting, cell: CellPlan, estimate: CellEstimate) -> Constr
     known, step = setting.accelerators[cell.site], estimate.step
     if step is None or cell.num_ranks == 1:
         return None
-    seconds, words = speed.traffic_s(setting.recipe, setting.counts, setting.sites[cell.site], known, cell)
+    seconds, words = speed.traffic_s(setting.recipe, setting.sites[cell.site], known, cell)
     if not seconds:
         return None
     return Constraint(

@@ -83,7 +83,8 @@ class _Shared:
         self._setting = setting
         self._parts: dict[tuple[int, bool], memory.RankMemory] = {}
         self._saved: dict[int, int] = {}
-        self.slowest_up = wan.slowest_up(setting.links.values())
+        largest = max((fragment.encoded_bytes for fragment in setting.fragments), default=0)
+        self.slowest_up = wan.slowest_up(setting.links.values(), largest)
         codec, partners = setting.recipe.exchange.codec, setting.partners
         self.sent = wan.volume(setting.fragments, min(1, partners), codec, "sent")
         self.fetched = wan.volume(setting.fragments, partners, codec, "fetched")
@@ -132,7 +133,9 @@ def _alone(setting: Setting, cell: CellPlan, shared: _Shared) -> CellEstimate:
         bytes_down_per_window=_or_measured(shared.fetched, site, "fetched"),
         exchange=exchange,
         overlap=hidden,
-        wait_per_window=wan.wait_per_window(recipe, exchange, hidden),
+        wait_per_window=wan.wait_per_window(
+            fragments, exchange, hidden, shared.slowest_up.rtt_s + 1.5 * link.rtt_s if partners else 0.0
+        ),
         link_share=wan.link_share(recipe, wan.busy_time(fragments, link, partners), run_step),
         node_memory=None
         if on_cpu
@@ -198,7 +201,7 @@ def shares(
         step: which end of the step's range.
         of_bandwidth: share of the links' bandwidth that is reached.
         coding: times ``ENCODE_VALUES_PER_S`` that coding takes; 0: none.
-        bytes_per_s: all links as fast as this, in place of their own bandwidth.
+        bytes_per_s: all links as fast as this, in place of their own bandwidth, but for what their connections carry.
     """
     sizes = [fragment.encoded_bytes for fragment in setting.fragments]
     per_byte = setting.counts.total / sum(sizes) / wan.ENCODE_VALUES_PER_S
@@ -208,11 +211,12 @@ def shares(
         seen = setting.sites[cell.site].measured.exchange if bytes_per_s is None else None
         usual = alone_s(max(sizes), setting.partners, link.up_bytes_per_s, link.down_bytes_per_s, link.rtt_s)
         reached = of_bandwidth if seen is None else usual / seen
+        rate = None if bytes_per_s is None else min(bytes_per_s, link.limit_bytes_per_s or bytes_per_s)
         runners.append(
             Runner(
                 step_s=getattr(estimate.run_step, step),
-                up_bytes_per_s=(bytes_per_s or link.up_bytes_per_s) * reached,
-                down_bytes_per_s=(bytes_per_s or link.down_bytes_per_s) * reached,
+                up_bytes_per_s=(rate or link.up_bytes_per_s) * reached,
+                down_bytes_per_s=(rate or link.down_bytes_per_s) * reached,
                 rtt_s=link.rtt_s if seen is None else link.rtt_s / reached,
                 code_s=coding * per_byte / cell.num_ranks if seen is None else 0.0,
             )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from islandctl.config.recipe import Recipe
 from islandctl.config.site import SiteProfile
 from islandctl.config.units import bits_per_s_text, bytes_text, memory_text, seconds_text
-from islandctl.planner.catalogue import CPU
+from islandctl.planner.catalogue import CPU, Accelerator
 from islandctl.planner.fragments import FragmentSize
-from islandctl.planner.plan import CellEstimate, Figure, Finding, Totals
+from islandctl.planner.plan import CellEstimate, CellPlan, Figure, Finding, Totals
 from islandctl.planner.wan import Link, tunnelled
 
 
@@ -40,7 +40,25 @@ def _against(what: str, place: str, need: Figure, limit: Figure | None, hint: st
     return Finding(level="ok", place=place, text=text)
 
 
-def exchange_finding(recipe: Recipe, estimate: CellEstimate, busy_s: float) -> Finding:
+def network_finding(site: SiteProfile, known: Accelerator, cell: CellPlan, estimate: CellEstimate) -> Finding | None:
+    """A step time without the traffic inside the cell, because nobody has told how fast that is."""
+    if estimate.step is None or not estimate.step.assumed or cell.num_ranks == 1:
+        return None
+    missing = ["network.bandwidth"] if len(cell.nodes) > 1 and site.network is None else []
+    if known.link_bytes_per_s is None and cell.nodes[0].num_ranks > 1:
+        missing.append("gpu.link")
+    if not missing:
+        return None
+    return Finding(
+        level="warn",
+        place=cell.name,
+        text=f"{' and '.join(missing)} not known: what the ranks gather and reduce there in every step is left out, "
+        "so steps may take longer than this",
+        hint=f"give {' and '.join(missing)} in the profile",
+    )
+
+
+def exchange_finding(recipe: Recipe, estimate: CellEstimate, busy_s: float, link: Link, site: SiteProfile) -> Finding:
     """A round against what training hides of it, and all rounds against the window."""
     exchange, need, step = recipe.exchange, estimate.exchange, estimate.run_step
     place = estimate.cell
@@ -55,7 +73,7 @@ def exchange_finding(recipe: Recipe, estimate: CellEstimate, busy_s: float) -> F
             return Finding(level="warn", place=place, text=text, hint="set exchange.overlap")
         text = f"{took}; the step time is unknown here: all is hidden if a step takes at least {seconds_text(enough)}"
         return Finding(level="ok", place=place, text=text)
-    slower = "a faster link, a smaller codec, or a longer window"
+    slower = f"{_wider(recipe, link, site)}, a smaller codec, or a longer window"
     longest = window * step.high
     if max(need.value, busy_s) > longest:
         text = (
@@ -73,7 +91,7 @@ def exchange_finding(recipe: Recipe, estimate: CellEstimate, busy_s: float) -> F
             else f"no overlap hides it: {slower}"
         )
         text = (
-            f"{took}, overlap {overlap} hides {seconds_text(estimate.overlap.value)}: training waits "
+            f"{took}, overlap {overlap} hides {seconds_text(estimate.overlap.value)}: training waits up to "
             f"{seconds_text(need.value - estimate.overlap.value)} a round, {waits} a window"
         )
         return Finding(level="warn", place=place, text=text, hint=hides)
@@ -81,6 +99,15 @@ def exchange_finding(recipe: Recipe, estimate: CellEstimate, busy_s: float) -> F
         text = f"{took}, overlap {overlap} hides {seconds_text(estimate.overlap.value)}: at the worst not all of it"
         return Finding(level="ok", place=place, text=text)
     return Finding(level="ok", place=place, text=f"{took}, hidden by overlap {overlap}")
+
+
+def _wider(recipe: Recipe, link: Link, site: SiteProfile) -> str:
+    """What makes the way to the relay wider: the link itself only where it is what is narrow."""
+    if not link_words(link):
+        return "a faster link"
+    if link.by_chunks:
+        return "a larger exchange.chunk"
+    return "relay.address" if tunnelled(site, recipe) else "a larger wan.window (net.ipv4.tcp_wmem on the nodes)"
 
 
 def deadline_finding(recipe: Recipe, fragments: tuple[FragmentSize, ...], links: dict[str, Link]) -> Finding | None:
@@ -148,17 +175,42 @@ def checkpoint_finding(recipe: Recipe, totals: Totals) -> Finding | None:
     )
 
 
-def tunnel_finding(recipe: Recipe, sites: Iterable[SiteProfile]) -> Finding | None:
-    """Sites whose packets all pass the controller's own line, which no profile describes."""
-    names = [site.name for site in sites if tunnelled(site, recipe)]
-    if not names or recipe.exchange.mode == "none" or recipe.relay.emulate is not None:
+def tunnel_finding(recipe: Recipe, sites: Iterable[SiteProfile], links: Mapping[str, Link]) -> Finding | None:
+    """Sites whose packets all pass the controller's own line, which no profile describes.
+
+    Args:
+        links: by cell; a site's first cell has the site's name, or that and a number.
+    """
+    through = [site for site in sites if tunnelled(site, recipe)]
+    if not through or recipe.exchange.mode == "none" or recipe.relay.emulate is not None:
         return None
-    return Finding(
-        level="warn",
-        place="relay",
-        text=f"reached through tunnels of this machine by {_together(names)}: its own line is not in the plan",
-        hint="set relay.address, where the sites can reach the relay directly",
-    )
+    narrow = [
+        (links[name], site.name) for site in through for name in _cells_of(site, links) if link_words(links[name])
+    ]
+    also = ""
+    if narrow:
+        link, name = min(narrow, key=lambda one: one[0].limit_bytes_per_s or 0.0)
+        also = f", and in {name} {link_words(link)}"
+    names = _together([site.name for site in through])
+    text = f"reached through tunnels of this machine by {names}: its own line is not in the plan{also}"
+    hint = "set relay.address, where the sites can reach the relay directly"
+    return Finding(level="warn", place="relay", text=text, hint=hint)
+
+
+def _cells_of(site: SiteProfile, links: Mapping[str, Link]) -> list[str]:
+    return [name for name in (site.name, f"{site.name}-0") if name in links][:1]
+
+
+def link_words(link: Link) -> str:
+    """What the cell's connections carry, where that is less than the link. Empty: the link is the narrower one."""
+    limit = link.limit_bytes_per_s
+    if limit is None or limit > min(link.up_bytes_per_s, link.down_bytes_per_s):
+        return ""
+    number, what = link.limit_words.split(" ", 1)
+    verb = "carry"
+    if number == "1":
+        what, verb = what.replace("connections", "connection").replace("requests", "request"), "carries"
+    return f"{number} {what} {verb} no more than {bits_per_s_text(limit * 8).split(' (')[0]}"
 
 
 def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:

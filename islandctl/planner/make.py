@@ -168,7 +168,10 @@ def _findings(plan: Plan, setting: Setting) -> list[Finding]:
     for cell, estimate in zip(plan.cells, plan.estimates, strict=True):
         busy = wan.busy_time(setting.fragments, setting.links[estimate.cell], setting.partners)
         fits = judge.memory_finding(estimate)
-        found += [fits, judge.node_memory_finding(estimate), judge.exchange_finding(recipe, estimate, busy)]
+        site, link = setting.sites[cell.site], setting.links[cell.name]
+        found += [fits, judge.node_memory_finding(estimate)]
+        found.append(judge.exchange_finding(recipe, estimate, busy, link, site))
+        found.append(judge.network_finding(site, setting.accelerators[cell.site], cell, estimate))
         found.append(feed_finding(estimate, cell.nodes[0].num_ranks * _cells_on_node(setting, cell)))
         if fits.level == "fail" and estimate.memory_limit is not None:
             found.append(layout_finding(setting, cell, estimate.memory_limit.value))
@@ -180,7 +183,7 @@ def _findings(plan: Plan, setting: Setting) -> list[Finding]:
         balance_finding(plan.balance),
         relay_finding(plan.relay_places),
         judge.checkpoint_finding(recipe, plan.totals),
-        judge.tunnel_finding(recipe, plan.sites),
+        judge.tunnel_finding(recipe, plan.sites, setting.links),
         warmup_finding(recipe, setting.fragments, setting.links, plan.estimates),
     ]
     return [finding for finding in found if finding is not None]

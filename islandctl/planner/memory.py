@@ -13,7 +13,7 @@ from islandctl.planner.activations import LOGIT_BYTES, block_bytes, compute_byte
 from islandctl.planner.catalogue import CPU, Accelerator
 from islandctl.planner.fragments import FragmentSize
 from islandctl.planner.layout import Layout
-from islandctl.planner.parameters import Counts, parameters, tensors
+from islandctl.planner.parameters import Counts, padded, parameters, tensors
 from islandctl.planner.plan import CellPlan, Figure
 
 WEIGHT_BYTES = 4
@@ -112,7 +112,8 @@ def rank_parts(
     recipe: Recipe, counts: Counts, fragments: tuple[FragmentSize, ...], layout: Layout, on_cpu: bool
 ) -> RankMemory:
     """The parts of one rank's peak where it computes; on a ``cpu`` site the exchange's state is among them."""
-    ranks = layout.ranks
+    ranks, others = layout.ranks, layout.tensor * layout.pipeline
+    part = -(-padded(recipe.decoder, layout.fsdp) // (layout.fsdp * others))
     if on_cpu:
         exchange = exchange_bytes(recipe, counts, fragments, ranks)
     elif recipe.exchange.mode == "none":
@@ -121,10 +122,9 @@ def rank_parts(
         exchange = 4 * max(math.prod(tensor.shape) for tensor in tensors(recipe.decoder)) if ranks > 1 else 0
         exchange += 4 * max(fragment.values for fragment in fragments) // ranks
     return RankMemory(
-        weights=-(-WEIGHT_BYTES * counts.total // ranks),
-        gradients=-(-GRADIENT_BYTES * counts.total // ranks),
-        optimizer=optimizer_state.rank_bytes(recipe.decoder, recipe.training.inner, layout.fsdp)
-        // (layout.tensor * layout.pipeline),
+        weights=WEIGHT_BYTES * part,
+        gradients=GRADIENT_BYTES * part,
+        optimizer=optimizer_state.rank_bytes(recipe.decoder, recipe.training.inner, layout.fsdp) // others,
         gathered=gathered_bytes(recipe.decoder, recipe.training.precision, layout),
         activations=activation_bytes(recipe, layout),
         exchange=exchange,

@@ -130,6 +130,15 @@ def parameters(model: ModelRecipe) -> Counts:
     )
 
 
+@lru_cache(maxsize=256)
+def padded(model: ModelRecipe, num_ranks: int) -> int:
+    """Values of all ranks together as FSDP2 holds and sends them: it cuts a tensor along its first dimension and pads
+    every rank's part to the largest one's. 8 experts on 64 ranks are held and sent as if they were 64."""
+    return sum(
+        tensor.values // tensor.shape[0] * -(-tensor.shape[0] // num_ranks) * num_ranks for tensor in tensors(model)
+    )
+
+
 class NamedParameter(NamedTuple):
     """One parameter of the worker's decoder."""
 

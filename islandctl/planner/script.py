@@ -26,7 +26,7 @@ from islandctl.planner.totals import trained_steps
 def plan_of_script(recipe: Loaded[Recipe], sites: Sequence[Loaded[SiteProfile]], cells: tuple[CellPlan, ...]) -> Plan:
     """Everything that launch needs, and an honest finding for what nobody has told."""
     value = recipe.value
-    cells = with_own_steps(recipe, cells, lambda cell: _told_step(sites, cell))
+    cells = with_own_steps(recipe, cells, lambda cell: _told_step([site.value for site in sites], cell))
     known = [(site.value, accelerator(site)) for site in sites]
     folder = os.path.dirname(os.path.abspath(recipe.path))
     plan = Plan(
@@ -57,19 +57,36 @@ def plan_of_script(recipe: Loaded[Recipe], sites: Sequence[Loaded[SiteProfile]],
         place="worker.command",
         text="a script trains: what it needs of memory and time is not known to the plan",
     )
-    found = [unknown, *_links(plan), *cost_finding(known), *not_yet(plan)]
+    found = [unknown, *_links(plan), *_own_steps(plan), *cost_finding(known), *not_yet(plan)]
     if (budget := budget_finding(plan)) is not None:
         found.append(budget)
     feasible = all(finding.level != "fail" for finding in found)
     return plan.model_copy(update={"findings": merged(found), "feasible": feasible})
 
 
-def _told_step(sites: Sequence[Loaded[SiteProfile]], cell: CellPlan) -> Figure | None:
-    measured = next(site.value.measured for site in sites if site.value.name == cell.site)
+def _told_step(sites: Sequence[SiteProfile], cell: CellPlan) -> Figure | None:
+    measured = next(site.measured for site in sites if site.name == cell.site)
     if measured.step is None:
         return None
     step, words = measured.step, f"measured.step of {measured.source}"
     return Figure(value=step, low=step, high=step, unit="s", formula=words, assumed=False)
+
+
+def _window_s(plan: Plan, cell: CellPlan) -> float | None:
+    """Seconds of a window that waits for nothing."""
+    step = _told_step(plan.sites, cell)
+    return None if step is None else (cell.window or plan.recipe.exchange.window) * step.value
+
+
+def _own_steps(plan: Plan) -> list[Finding]:
+    """What ``pace: measured`` gives each cell."""
+    found = []
+    for cell in plan.cells:
+        window_s = _window_s(plan, cell)
+        if cell.window is not None and window_s is not None:
+            text = f"{cell.window} steps of its own a window, {seconds_text(window_s)}"
+            found.append(Finding(level="ok", place=cell.name, text=text))
+    return found
 
 
 def _links(plan: Plan) -> list[Finding]:
@@ -82,7 +99,8 @@ def _links(plan: Plan) -> list[Finding]:
         return [Finding(level="warn", place="exchange", text=text, hint="set worker.parameters")]
     found = []
     for site in plan.sites:
-        num_here = sum(cell.site == site.name for cell in plan.cells)
+        here = [cell for cell in plan.cells if cell.site == site.name]
+        num_here, window_s = len(here), _window_s(plan, here[0]) if here else None
         # What goes as bf16 whatever the codec is not counted apart: few values do.
         up = num_here * body_bytes(exchange.codec, exchange.block or FACTS[exchange.codec].block, parameters)
         down = up * (1 if exchange.mode == "butterfly" else len(plan.cells) - 1)
@@ -91,7 +109,8 @@ def _links(plan: Plan) -> list[Finding]:
         busy_s = 8 * max(up / min(site.wan.up, most), down / min(site.wan.down, most))
         text = (
             f"every window of {exchange.window} steps sends about {bytes_text(up)} and fetches {bytes_text(down)}: "
-            f"{seconds_text(busy_s)} of the link; the step time is not known"
+            f"{seconds_text(busy_s)} of the link"
         )
+        text += "; the step time is not known" if window_s is None else f", in {seconds_text(window_s)} of training"
         found.append(Finding(level="ok", place=f"site {site.name}", text=text))
     return found

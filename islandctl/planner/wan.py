@@ -97,9 +97,9 @@ def volume(fragments: tuple[FragmentSize, ...], copies: int, codec: str, directi
     )
 
 
-def slowest_up(links: Iterable[Link]) -> Link:
-    """The link whose packets come last."""
-    return min(links, key=lambda link: link.up_bytes_per_s)
+def slowest_up(links: Iterable[Link], size: float) -> Link:
+    """The link on which ``size`` bytes come last."""
+    return max(links, key=lambda link: size / link.up_bytes_per_s + link.rtt_s)
 
 
 def round_time(
@@ -176,15 +176,28 @@ def link_share(recipe: Recipe, busy_s: float, step: Figure | None) -> Figure | N
     )
 
 
-def wait_per_window(recipe: Recipe, exchange: Figure, hidden: Figure | None) -> Figure | None:
-    """Seconds of a window in which training stands still: fragments × what a round takes beyond the overlap."""
+def wait_per_window(
+    fragments: tuple[FragmentSize, ...], exchange: Figure, hidden: Figure | None, round_trips_s: float
+) -> Figure | None:
+    """Seconds of a window in which training stands still for rounds: what each takes beyond the overlap.
+
+    Args:
+        exchange: the largest fragment's round.
+        round_trips_s: the part of it that does not depend on the fragment's size.
+    """
     if hidden is None:
         return None
-    num = recipe.exchange.fragments
+    largest = max(fragment.encoded_bytes for fragment in fragments)
+    parts = [fragment.encoded_bytes / largest for fragment in fragments]
+
+    def waits(longest: float, covered: float) -> float:
+        fixed = min(round_trips_s, longest)
+        return sum(max(0.0, fixed + (longest - fixed) * part - covered) for part in parts)
+
     return Figure(
-        value=num * max(0.0, exchange.value - hidden.value),
-        low=num * max(0.0, exchange.low - hidden.high),
-        high=num * max(0.0, exchange.high - hidden.low),
+        value=waits(exchange.value, hidden.value),
+        low=waits(exchange.low, hidden.high),
+        high=waits(exchange.high, hidden.low),
         unit="s",
-        formula=f"{num} fragments × (round − hidden)",
+        formula=f"{len(parts)} fragments, each by its size: round − hidden",
     )

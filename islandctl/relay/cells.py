@@ -9,9 +9,9 @@ alone. Only when cells begin at unequal steps, as after a warm-up, the order at 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from islandctl.config.exchange import Exchange
 from islandctl.errors import ConfigError, IslandError
@@ -86,7 +86,7 @@ class Place(InProcessTransport):
 
 
 def run_cells(
-    loop: Callable[[Place], T], num_cells: int, exchange: Exchange, *, windows: Sequence[int] = ()
+    loop: Callable[[Place], T], num_cells: int, exchange: Exchange | Mapping[str, Any], *, windows: Sequence[int] = ()
 ) -> list[T]:
     """Run ``loop(place)`` for every cell, and give what each returned. Twice the same gives the same bits.
 
@@ -94,11 +94,12 @@ def run_cells(
         loop: makes model and optimizer, attaches with ``transport=place``, trains. ``place.cell`` says which cell it
             is. Its first values must be the same in all cells.
         num_cells: cells.
-        exchange: how they exchange.
+        exchange: how they exchange: ``Exchange``, or its keys as in a recipe.
         windows: with ``pace: measured``, each cell's own steps a window.
 
     Raises:
-        ConfigError: no cell, or ``windows`` that do not fit.
+        UsageError: ``exchange`` is none.
+        ConfigError: no cell, a faulty exchange, or one that the number of cells or ``windows`` do not fit.
         Exception: the first that a loop raised; the other loops are ended.
     """
     if num_cells < 1:

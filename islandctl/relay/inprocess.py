@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from islandctl.config.exchange import Exchange, Late
-from islandctl.errors import ConfigError, ExchangeError, RelayError
+from islandctl.config.given import exchange_of
+from islandctl.errors import CheckpointError, ConfigError, ExchangeError, RelayError
 from islandctl.ledger.configuration import exchange_hash
-from islandctl.ledger.entries import Entry
+from islandctl.ledger.entries import Commit, Entry
 from islandctl.ledger.packet import PacketHeader, digest, unpack
 from islandctl.relay.messages import Heartbeat, RelayStatus
 from islandctl.relay.models import outline
@@ -86,6 +89,8 @@ class InProcessRelay:
         self.archive = archive or MemoryArchive()
         self.clock = clock
         self._changed = threading.Condition()
+        self._beginning = threading.Lock()
+        self._begun: tuple[int, ...] = ()
         self.service = Service(
             self.archive,
             run=run,
@@ -101,16 +106,29 @@ class InProcessRelay:
 
     @classmethod
     def of(
-        cls, exchange: Exchange, num_cells: int, *, windows: Sequence[int] = (), run: str = "in-process"
+        cls,
+        exchange: Exchange | Mapping[str, Any],
+        num_cells: int,
+        *,
+        windows: Sequence[int] = (),
+        run: str = "in-process",
     ) -> InProcessRelay:
         """A relay for cells in this process that need no recipe: they agree on the exchange alone.
 
         Args:
+            exchange: how they exchange: ``Exchange``, or its keys as in a recipe.
             windows: with ``pace: measured``, each cell's own steps a window: there is no plan that would measure.
 
         Raises:
-            ConfigError: ``windows`` are missing, or not one a cell, or fewer steps than fragments.
+            UsageError: ``exchange`` is none.
+            ConfigError: ``exchange`` is faulty, or for another number of cells; ``windows`` are missing, or not one a
+                cell, or fewer steps than fragments.
         """
+        exchange = exchange_of(exchange)
+        if exchange.mode == "none" and num_cells > 1:
+            raise ConfigError(f"exchange.mode: none is one cell alone, not {num_cells}")
+        if exchange.cells not in (None, num_cells):
+            raise ConfigError(f"exchange.cells: {exchange.cells}, but there are {num_cells} cells here")
         wanted = num_cells if exchange.pace == "measured" else 0
         if len(windows) != wanted:
             raise ConfigError(
@@ -138,6 +156,34 @@ class InProcessRelay:
     def transport(self, cell: int) -> InProcessTransport:
         """The relay as ``cell`` sees it, for ``islandctl.attach``; fulfils ``exchange.transport.Transport``."""
         return InProcessTransport(self, cell)
+
+    def begin(self, cell: int, versions: tuple[int, ...]) -> bool:
+        """A cell begins, with these versions of the fragments: 0 each, or those of the state that it has loaded.
+
+        States can be of an earlier relay, whose ledger is gone: this one goes on from the first cell's versions.
+
+        Returns:
+            Whether the cell's state is of an earlier relay: nothing in this one's ledger is in it.
+
+        Raises:
+            CheckpointError: the cell's state does not go together with the others', or with what is in the ledger.
+        """
+        with self._beginning:
+            commits = [entry for entry in self.archive.entries(0, sys.maxsize) if isinstance(entry, Commit)]
+            if not self._begun:
+                self._begun = (0,) * len(versions) if commits else versions
+                self.service.begin_at(self._begun)
+            newest = list(self._begun)
+            for commit in commits:
+                newest[commit.fragment] = max(newest[commit.fragment], commit.version)
+        together = zip(self._begun, versions, newest, strict=True)
+        if not all(first <= own <= last for first, own, last in together):
+            raise CheckpointError(
+                f"cell {cell} begins with version {_listed(versions)} of its fragments, the other cells with "
+                f"{_listed(newest)}",
+                hint="load into all cells, or into none, what they have saved at one and the same step",
+            )
+        return any(versions) and versions == self._begun
 
     def status(self) -> RelayStatus:
         """The whole view of the run."""
@@ -235,6 +281,10 @@ class InProcessTransport:
         except Refusal as refusal:
             raise _error(refusal) from refusal
 
+    def begin(self, versions: tuple[int, ...]) -> bool:
+        """See ``InProcessRelay.begin``."""
+        return self._relay.begin(self.cell, versions)
+
     def register_checkpoint(self, step: int, manifest: str, versions: Sequence[int], attempt: int) -> Entry:
         """Tell that a checkpoint is whole on disk.
 
@@ -249,6 +299,10 @@ class InProcessTransport:
     def halt(self, reason: str, fragment: int | None = None, window: int | None = None) -> Entry:
         """Stop the whole run: it must not go on."""
         return self._service.halt(self.cell, reason, fragment, window)
+
+
+def _listed(versions: Sequence[int]) -> str:
+    return ", ".join(map(str, versions))
 
 
 def _ignore(_: object) -> None:

@@ -79,6 +79,10 @@ class Rounds:
         self._missed: dict[int, set[int]] = {cell: set() for cell in range(self.num_cells)}
         self._bases: dict[tuple[Scope, int], Base] = {}  # (scope, chunk) → base
 
+    def begin_at(self, versions: tuple[int, ...]) -> None:
+        """The present attempt, in which nothing has come yet, begins with these versions of the fragments."""
+        self._rule.begin(versions)
+
     # What is true now
 
     @property
@@ -179,6 +183,8 @@ class Rounds:
         if base is not None and base.base != header.base:
             other = f"{self.genesis.cells[base.cell]} (window {base.window})"
             reason = f"{where}: cells {name} and {other} build on different {what}s at version {header.version}"
+            if header.version == 0:
+                reason += ": they did not begin with equal values"
             if base.cell == header.cell:
                 reason = f"{where}: cell {name} builds on another {what} than in window {base.window}, same version"
             raise Refusal("halted", reason, halt=self.halt(header.cell, reason, header.fragment, header.window))

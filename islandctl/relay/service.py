@@ -182,6 +182,11 @@ class Service:
         self.tick()
         return entry
 
+    def begin_at(self, versions: tuple[int, ...]) -> None:
+        """See ``Rounds.begin_at``. Not kept by the archive."""
+        with self._lock:
+            self._rounds.begin_at(versions)
+
     # Requests
 
     def expect(self, place: Place, role: int | None) -> None:

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
-from pydantic import ValidationError
-
 from islandctl.config.exchange import Exchange
-from islandctl.config.faults import explain
-from islandctl.config.idle import idle
+from islandctl.config.given import exchange_of
 from islandctl.config.pace import Pace
-from islandctl.config.recipe import Recipe
 from islandctl.errors import ConfigError, UsageError
 from islandctl.exchange import island as engine
 from islandctl.exchange.journal import Journal, MemoryJournal
@@ -19,7 +15,7 @@ from islandctl.exchange.transport import Transport
 from islandctl.ledger.configuration import exchange_hash
 from islandctl.worker import process
 from islandctl.worker.alone import Alone, Exchanger
-from islandctl.worker.island import Island
+from islandctl.worker.island import Island, check_whole
 from islandctl.worker.objects import Stateful
 from islandctl.worker.session import Session
 from islandctl.worker.torch_optimizer import OptimizerState
@@ -41,6 +37,12 @@ class Place(Transport, Protocol):
 
     def tell_model(self, attempt: int, parameters: Sequence[tuple[str, Sequence[int]]]) -> None:
         """Tell what this cell's model consists of; refused when another cell's differs."""
+
+    def begin(self, versions: tuple[int, ...]) -> bool:
+        """Tell with which versions of the fragments this cell begins; refused when another's do not fit.
+
+        True: its state is of an earlier relay's ledger.
+        """
 
 
 def attach(
@@ -101,6 +103,9 @@ def attach(
         raise UsageError("attach: state and held_out_hash are for launched runs", hint="leave out transport")
     if steps is None:
         raise UsageError("attach: steps is missing: how many inner steps has the run?")
+    for name, number, least in (("steps", steps, 1), ("tokens_per_step", tokens_per_step, 0)):
+        if number is not None:
+            check_whole(f"attach: {name}", number, least)
     return _explicit(
         model, optimizer, transport, _settings(exchange, transport), steps, tokens_per_step, seed, journal
     )
@@ -111,18 +116,7 @@ def _settings(exchange: Exchange | Mapping[str, Any] | None, transport: Place) -
         if getattr(transport, "exchange", None) is None:
             raise UsageError("attach: exchange is missing: how do the cells exchange?")
         return cast(Exchange, transport.exchange)
-    if isinstance(exchange, Exchange):
-        return exchange
-    hint = "its keys are those of a recipe's exchange"
-    try:
-        settings = Exchange.model_validate(dict(exchange))
-    except ValidationError as error:
-        faults = "; ".join(str(fault) for fault in explain(error, Exchange))
-        raise ConfigError(f"attach: exchange: {faults}", hint=hint) from error
-    in_vain = [str(fault) for fault in idle({"exchange": exchange}, Recipe)]
-    if in_vain:
-        raise ConfigError(f"attach: {'; '.join(in_vain)}", hint=hint)
-    return settings
+    return exchange_of(exchange)
 
 
 def _explicit(
@@ -135,7 +129,7 @@ def _explicit(
     seed: int,
     journal: Journal | None,
 ) -> Island:
-    if not all(hasattr(place, name) for name in ("cell", "num_cells", "config_hash", "tell_model")):
+    if not all(hasattr(place, name) for name in ("cell", "num_cells", "config_hash", "tell_model", "begin")):
         raise UsageError(
             f"attach: a {type(place).__name__} is no cell's place at a relay",
             hint="take the one that islandctl.run_cells gives, or InProcessRelay.transport(cell)",
@@ -155,6 +149,11 @@ def _explicit(
     parameters = named_parameters(model)
     OptimizerState(optimizer, parameters)  # refuses one that is not of this model
     exchanger: Exchanger
+
+    def begin() -> None:
+        if place.begin(exchanger.versions()) and isinstance(exchanger, engine.Island):
+            exchanger.change_ledger()
+
     if settings.mode == "none":
         exchanger = Alone(settings.fragments)
     else:
@@ -175,4 +174,11 @@ def _explicit(
         place.tell_model(1, [(name, tuple(parameter.shape)) for name, parameter in parameters.items()])
     aside = getattr(place, "aside", None)  # where cells of one process take turns
     pace = Pace.of(settings, own)
-    return Island(exchanger, num_steps=steps, pace=pace, tokens_per_step=tokens_per_step, aside=aside)
+    return Island(
+        exchanger,
+        num_steps=steps,
+        pace=pace,
+        tokens_per_step=tokens_per_step,
+        aside=aside,
+        at_begin=begin,
+    )

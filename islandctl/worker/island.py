@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -11,12 +12,27 @@ import torch
 from torch import Tensor
 
 from islandctl.config.pace import Pace
-from islandctl.errors import UsageError
+from islandctl.errors import CheckpointError, UsageError
 from islandctl.worker.alone import Exchanger
 
 Aside = Callable[[float], AbstractContextManager[Callable[[float], None]]]
 TOKENS = "tokens"
 STOPPED = "stopped on request"
+
+
+def check_whole(what: str, value: Any, least: int) -> int:
+    """The number itself, plain.
+
+    Raises:
+        UsageError: it is not whole, or less than ``least``.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError as error:
+        raise UsageError(f"{what} must be a whole number, not {value!r}") from error
+    if number < least:
+        raise UsageError(f"{what} must be at least {least}, not {number}")
+    return number
 
 
 @contextmanager
@@ -40,6 +56,7 @@ class Island:
         tokens_per_step: what ``step`` counts when it is not told; None: it must be told.
         aside: entered with the steps made while the loop is in the exchange, where it may wait for other cells of
             this process; gives what to call with the steps made before it comes back.
+        at_begin: called before the first step, after any state was loaded.
     """
 
     def __init__(
@@ -50,6 +67,7 @@ class Island:
         pace: Pace,
         tokens_per_step: int | None = None,
         aside: Aside | None = None,
+        at_begin: Callable[[], None] = lambda: None,
     ) -> None:
         self.num_steps = pace.own_step(num_steps)
         """Inner steps of this cell."""
@@ -66,7 +84,8 @@ class Island:
         self._exchanger = exchanger
         self._tokens_per_step = tokens_per_step
         self._aside = aside or _nobody_else
-        self._begun = self._looping = self._finished = False
+        self._at_begin = at_begin
+        self._begun = self._looping = self._stepped = self._finished = False
 
     def steps(self) -> Iterator[int]:
         """The numbers of the steps to do, from 0 or where the state was left, to the end or a wish to stop.
@@ -80,7 +99,7 @@ class Island:
         self._begin()
         self._looping = True
         while self.done < self.num_steps and not self.stopping:
-            before = self.done
+            before, self._stepped = self.done, False
             yield before
             if self.done == before:
                 raise UsageError(
@@ -102,7 +121,9 @@ class Island:
             The steps done now.
 
         Raises:
-            UsageError: after ``finish`` or the last step, or ``tokens`` is not known.
+            UsageError: after ``finish`` or the last step; twice in one pass of ``steps``; ``tokens`` is not known,
+                or no number of tokens.
+            CheckpointError: of the first step: what was loaded does not fit the other cells.
             ExchangeError: a round cannot be carried out; a parameter holds a value that is not finite.
             DivergenceError: the cells do not hold the same anchors.
         """
@@ -110,16 +131,23 @@ class Island:
             raise UsageError("island.step() after island.finish()", hint="finish() belongs behind the loop")
         if self.done >= self.num_steps:
             raise UsageError(f"island.step() after the last of {self.num_steps} steps", hint="use island.steps()")
+        if self._looping and self._stepped:
+            raise UsageError(
+                f"island.step() was called twice in step {self.done}",
+                hint="call it once in every pass of `for step in island.steps()`, after optimizer.step()",
+            )
         counted = self._tokens_per_step if tokens is None else tokens
         if counted is None:
             raise UsageError(
                 "island.step(): how many tokens?", hint="island.step(tokens=…), or attach(…, tokens_per_step=…)"
             )
+        counted = check_whole("island.step(): tokens", counted, 0)
         self._begin()
         self.tokens += counted
         with self._aside(self.pace.position(self.done + 1)) as come_back:
             self.done = self._exchanger.step(counted)
             come_back(self.pace.position(self.done))
+        self._stepped = True
         return self.done
 
     def is_due(self, every: int) -> bool:
@@ -149,8 +177,15 @@ class Island:
         return finished
 
     def evaluate(self, bits_per_byte: Callable[[], float]) -> float:
-        """Call the function, and note what it gives as bits per byte on held-out text at this step."""
-        value = bits_per_byte()
+        """Call the function, and note what it gives as bits per byte on held-out text at this step.
+
+        Raises:
+            UsageError: it gives no number.
+        """
+        try:
+            value = float(bits_per_byte())
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"island.evaluate(): the function must give one number: {error}") from error
         self.evaluated = [each for each in self.evaluated if each[0] != self.done] + [(self.done, value)]
         return value
 
@@ -165,10 +200,13 @@ class Island:
             UsageError: after the first step.
             CheckpointError: it belongs to another model or cell.
         """
+        if TOKENS not in state_dict:
+            raise CheckpointError("island.load_state_dict(): this is not what island.state_dict() has given")
         if self._begun:
             raise UsageError("island.load_state_dict() after the first step", hint="load it right after attach()")
         self.tokens = int(state_dict[TOKENS])
         self._exchanger.load_state_dict({key: value for key, value in state_dict.items() if key != TOKENS})
+        self.done = self.pace.own_step(self._exchanger.run_step)
 
     def metrics(self) -> dict[str, Any]:
         """Rounds and bytes so far, and each fragment's last figures."""
@@ -188,6 +226,7 @@ class Island:
         """Before the first step: follow the ledger to where this cell stands."""
         if not self._begun:
             self._begun = True
+            self._at_begin()
             with self._aside(self.pace.position(self.done)) as come_back:
                 self.done = self._exchanger.resume()
                 come_back(self.pace.position(self.done))

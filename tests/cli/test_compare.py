@@ -52,6 +52,14 @@ def test_two_sets_rented_and_owned(profiles: tuple[str, str]) -> None:
     assert told["seasonal_share"] == 0.25
 
 
+def test_what_is_owned_already_is_not_called_a_purchase_that_never_pays(profiles: tuple[str, str]) -> None:
+    _, asia = profiles
+    output, error = run(RECIPE, "--sites", asia, "--set", "site.purchase.owned=160")
+    assert error is None
+    assert "all of it is owned already: cheaper than renting the same from" in output
+    assert "never" not in output
+
+
 def test_what_cannot_be_meant_ends_with_two(profiles: tuple[str, str]) -> None:
     for use in ("0 %", "110 %", "often"):
         _, error = run(RECIPE, "--sites", ",".join(profiles), "--use", use)

@@ -172,7 +172,7 @@ def test_settings_must_hold_together_and_not_one_by_one() -> None:
     assert "window 1, 1 fragments, overlap 0" in output
     _, error = run("plan", *CASE, "--set", words[0])
     assert isinstance(error, UsageError)
-    assert "overlap 5 must be smaller than window 1" in error.message
+    assert "overlap 12 must be smaller than window 1" in error.message
 
 
 def test_what_binds_comes_with_what_lifts_it() -> None:

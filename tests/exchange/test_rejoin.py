@@ -149,7 +149,7 @@ def test_a_rejoin_is_of_the_usual_size_and_unlearns_nothing(
     print(f"{away.__name__}: norm {usual:.2f} -> {first:.2f}, loss {before:.3f} -> at most {after:.3f}")
     assert first < 1.3 * usual
     assert after < before + 0.02
-    assert caplog.text.count("rejoined at step 204") == 1
+    assert caplog.text.count("rejoined at step") == 1
     (dropped,) = re.findall(r"in its present life at most (\d+) tokens", caplog.text)
     assert (int(dropped) > 0) == (away is not killed)  # what a dead life had trained, nobody counts
 

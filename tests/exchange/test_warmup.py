@@ -42,12 +42,13 @@ class Run:
     def __init__(self) -> None:
         self.relay = InProcessRelay(RUN, CONFIG, ["one", "two"], 2, late=Late(deadline="10 min"), seeded=True)
         self.cells: list[Cell] = []
+        self.settings = SETTINGS
 
     def start(self, number: int, saved: Saved | None = None, *, attempt: int = 1, life: Cell | None = None) -> Cell:
         """A new process of that cell; ``life``: the one before, whose journal it has."""
         journal = None if life is None else life.journal
         transport = self.relay.transport(number)
-        cell = Cell(None, number, SETTINGS, steps=STEPS, attempt=attempt, transport=transport, journal=journal)
+        cell = Cell(None, number, self.settings, steps=STEPS, attempt=attempt, transport=transport, journal=journal)
         if life is not None:
             life.island.close()
         self.cells.append(cell)
@@ -248,6 +249,7 @@ def test_a_stop_at_the_end_of_the_warm_up_is_the_same_step_everywhere(
 ) -> None:
     """At the apply step of the seed, or of the first round behind it."""
     run = new_run()
+    run.settings = toy_settings(warmup=WARMUP, late=Late(windows=1))  # no round ends empty, however slow the machine
     one, two = run.start(0), run.start(1)
     one.advance(heard_at)
     run.relay.stop("asked")

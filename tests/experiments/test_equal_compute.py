@@ -17,9 +17,8 @@ from islandctl.config.exchange import Outer
 from islandctl.errors import ConfigError
 from islandctl.relay.inprocess import InProcessRelay
 from scripts.experiments.equal_compute_lib import train as training
-from scripts.experiments.equal_compute_lib.anchored import AnchoredExchange, mean_of, spread
-from scripts.experiments.equal_compute_lib.butterfly import ButterflyExchange
 from scripts.experiments.equal_compute_lib.cache import Cache
+from scripts.experiments.equal_compute_lib.exchange import CellsExchange, mean_of, spread
 from scripts.experiments.equal_compute_lib.inner import Stack
 from scripts.experiments.equal_compute_lib.model import bits_per_byte, initial, losses
 from scripts.experiments.equal_compute_lib.settings import Anchored, Butterfly, Inner, Model, Run
@@ -77,7 +76,7 @@ def test_same_bits_as_the_engine(
         outer_lr=0.8,
         outer_momentum=0.6,
     )
-    exchange = AnchoredExchange(values, mine, steps=steps, seed=3, chunk=256)
+    exchange = CellsExchange(values, mine, steps=steps, seed=3, chunk=256)
     for step in range(1, steps + 1):
         together(*[lambda cell=cell, step=step: cell.advance(step) for cell in islands])
         for cell in range(2):
@@ -91,7 +90,7 @@ def test_same_bits_as_the_engine(
     for cell, island in enumerate(islands):
         for name, value in island.values().items():
             assert torch.equal(value, values[name][cell]), f"end, cell {cell}, {name}"
-    assert exchange.link.bytes_up < sum(cell.island.metrics()["bytes_up"] for cell in islands)
+    assert exchange.bytes_up < sum(cell.island.metrics()["bytes_up"] for cell in islands)
 
 
 @pytest.mark.parametrize("kind", ["adamw", "shampoo"])
@@ -141,7 +140,7 @@ def test_pairs_have_the_engines_bits(islands: list[Cell], codec: CodecName, over
         islands.append(Cell(relay, cell, settings, transport=relay.transport(cell), num_cells=4, steps=14))
     values = stacked(4)
     mine = Butterfly(kind="butterfly", window=4, fragments=2, overlap=overlap, codec=codec)
-    exchange = ButterflyExchange(values, mine, steps=14, seed=3, chunk=256)
+    exchange = CellsExchange(values, mine, steps=14, seed=3, chunk=256)
     assert exchange.schedule.final_window == 4
     for step in range(1, 15):
         together(*[lambda cell=cell, step=step: cell.advance(step) for cell in islands])
@@ -161,13 +160,13 @@ def test_pairs_have_the_engines_bits(islands: list[Cell], codec: CodecName, over
 @pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4"])
 def test_butterfly_keeps_the_mean_and_ends_in_agreement(codec: CodecName) -> None:
     values = stacked(4)
+    exchange = CellsExchange(
+        values, Butterfly(kind="butterfly", window=4, fragments=2, overlap=1, codec=codec), steps=12, seed=3
+    )
     for cell in range(4):
         for value in values.values():
             value[cell] += 0.1 * cell
     before = mean_of(values)
-    exchange = ButterflyExchange(
-        values, Butterfly(kind="butterfly", window=4, fragments=2, overlap=1, codec=codec), steps=12, seed=3
-    )
     for _ in range(12):
         exchange.step([1] * 4)
     assert spread(values) < 0.01
@@ -179,7 +178,7 @@ def test_butterfly_keeps_the_mean_and_ends_in_agreement(codec: CodecName) -> Non
 
 def test_a_butterfly_of_three_is_refused() -> None:
     with pytest.raises(ConfigError, match="not 3"):
-        ButterflyExchange(stacked(3), Butterfly(kind="butterfly", fragments=2), steps=10, seed=0)
+        CellsExchange(stacked(3), Butterfly(kind="butterfly", fragments=2), steps=10, seed=0)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,15 @@ def test_the_best_rate_is_chosen_by_the_first_seed(cache: Cache) -> None:
     assert row is not None
     assert (row.rate, sorted(row.results), row.bits_per_byte.mean) == (0.1, [0, 1, 2], 3.0)
     assert {rate: one.count for rate, one in row.by_rate.items()} == {0.1: 3, 0.2: 1}
+    assert row.is_whole
     assert row_of(Arm("other", "", Run(steps=7)), cache) is None
+
+
+def test_a_row_is_whole_when_the_rates_beside_and_all_seeds_are_there(cache: Cache) -> None:
+    for change in ({"rates": (0.05, 0.1, 0.2)}, {"seeds": (0, 1, 2, 3)}):
+        row = row_of(replace(BASE, **change), cache)
+        assert row is not None
+        assert not row.is_whole
 
 
 def test_ratios_are_taken_by_seed(cache: Cache) -> None:
@@ -54,15 +63,17 @@ def test_the_page_keeps_its_words_around_the_table(cache: Cache, tmp_path: Path)
     page = tmp_path / "equal_compute.md"
     page.write_text("Before.\n<!-- table -->\nold\n<!-- /table -->\nAfter.\n")
     for _ in range(2):
-        write((BASE, CELLS), cache, tmp_path)
+        write((BASE, CELLS, Arm("later", "a later one", Run(steps=7), "base")), cache, tmp_path)
     text = page.read_text()
     assert text.startswith("Before.\n<!-- table -->\n| arm")
     assert text.endswith("<!-- /table -->\nAfter.\n")
     assert "old" not in text
     assert "| two cells | 2.0000 ± 1.0000 | base | 0.7500 ± 0.2500 | 0.1 |" in text
+    assert "| a later one | not trained yet | base | | | | `later` |" in text
     figures = json.loads((tmp_path / "equal_compute.json").read_text())
     assert figures["arms"]["cells"]["ratio"] == {"mean": 0.75, "standard_error": 0.25, "seeds": 2}
     assert figures["two_site_ratio"] is None
+    assert figures["not_trained_yet"] == ["later"]
     assert (tmp_path / "equal_compute.png").read_bytes()[:4] == b"\x89PNG"
 
 
@@ -99,6 +110,10 @@ def test_the_command_tries_settings(tmp_path: Path, capsys: pytest.CaptureFixtur
     told = json.loads(capsys.readouterr().out)
     assert told["settings"]["inner"] == {"kind": "shampoo"}
     assert len(list(tmp_path.rglob("*.json"))) == 1
+    assert command.main(["--results", str(tmp_path), "kept"]) == 0
+    figure, *settings = capsys.readouterr().out.split()
+    assert figure == f"{told['result']['bits_per_byte']:.4f}"
+    assert command.parse(settings).told() == told["settings"]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +132,7 @@ def test_mistakes_are_told(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_sweep_ends_where_it_gets_worse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_goes_downhill_from_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[float, int]] = []
 
     def result(run: Run, tell: object) -> dict[str, float]:
@@ -128,5 +143,7 @@ def test_a_sweep_ends_where_it_gets_worse(tmp_path: Path, monkeypatch: pytest.Mo
 
     cache = Cache(tmp_path)
     monkeypatch.setattr(cache, "result", result)
-    command.fill(Arm("one", "", Run(), rates=(0.4, 0.1, 0.2, 0.3), seeds=(1, 2)), cache)
-    assert asked == [(0.1, 1), (0.2, 1), (0.3, 1), (0.2, 1), (0.2, 2)]
+    command.fill(Arm("one", "", Run(), rates=(0.5, 0.1, 0.2, 0.3, 0.4), seeds=(1, 2)), cache)
+    assert asked == [(0.3, 1), (0.4, 1), (0.2, 1), (0.1, 1), (0.2, 1), (0.2, 2)]
+    assert command.climb([1.0, 2.0, 3.0], lambda rate: -rate) == 3.0
+    assert command.climb([0.1], lambda rate: 1.0) == 0.1

@@ -46,6 +46,51 @@ def test_a_link_that_is_too_slow(recipe: Any, site: Any) -> None:
         assert replanned(case, change.setting).feasible, change
 
 
+def test_a_tunnel_is_named_where_it_is_narrower_than_the_link(recipe: Any, site: Any) -> None:
+    """Two connections with 4 MiB on their way in 400 ms carry 168 Mbit/s: a faster link would not help."""
+    tunnel = big(recipe, relay={"host": "controller"})
+    case = Case(tunnel, [site(name, wan={"up": "2 Gbit/s", "down": "2 Gbit/s", "rtt": "400 ms"}) for name in "ab"])
+    plan = make_plan(case.recipe, case.sites)
+    assert binding(plan) == "WAN in a window"
+    said = next(one for one in plan.findings if one.place == "relay" and one.level == "warn")
+    assert "in a 2 connections of one window (4.19 MB) carry no more than 168 Mbit/s" in said.text
+    failure = next(one for one in plan.findings if one.level == "fail")
+    assert failure.hint.startswith("relay.address")
+    assert plan.changes[0].setting == "relay.address=ADDRESS"
+    assert replanned(case, plan.changes[0].setting).feasible
+
+
+def test_what_waits_for_links_is_advised_beside_unequal_sites(recipe: Any, site: Any) -> None:
+    """Of what the slower site leaves; each change is planned again."""
+    sites = [site("a", measured__step="300 ms"), site("b", measured__step="320 ms")]
+    case = Case(big(recipe, exchange__overlap=1), sites)
+    plan = make_plan(case.recipe, case.sites)
+    paths = [change.setting.partition("=")[0] for change in plan.changes]
+    assert "exchange.overlap" in paths
+    overlap = next(change for change in plan.changes if change.setting.startswith("exchange.overlap="))
+    better = replanned(case, overlap.setting).totals.computing
+    assert better is not None
+    assert better.value >= 0.99 * 300 / 320
+
+
+def test_windows_that_are_not_possible_are_passed_over(recipe: Any, site: Any) -> None:
+    """With measured pace, checkpoints fall on windows: of 75, 100, 150 … only 100 and 200 can be."""
+    slow = {"wan__up": "140 Mbit/s", "wan__down": "140 Mbit/s", "measured__step": "1 s"}
+    paced = big(recipe, exchange__pace="measured", training__steps=1000, checkpoint__every=200)
+    case = Case(paced, [site("a", **slow), site("b", **slow)])
+    plan = make_plan(case.recipe, case.sites)
+    assert binding(plan) == "WAN in a window"
+    assert "exchange.window=100" in [change.setting for change in plan.changes]
+
+
+def test_what_launch_does_not_run_is_said_beside_the_change(recipe: Any, site: Any) -> None:
+    need = make_plan(big(recipe), [site("a"), site("b")]).estimates[0].memory_per_rank.value
+    plan = make_plan(big(recipe), [site(name, gpu__memory=f"{0.8 * need:.0f} B") for name in "ab"])
+    again = next(change for change in plan.changes if change.setting.startswith("training.recompute="))
+    assert again.effect.endswith("launch does not run that yet")
+    assert not any(change.effect.endswith("yet") for change in plan.changes if change is not again)
+
+
 def test_the_least_overlap_that_ends_the_waiting(recipe: Any, site: Any) -> None:
     case = Case(big(recipe, exchange__overlap=1), [site("a"), site("b")])
     plan = make_plan(case.recipe, case.sites)
@@ -119,6 +164,13 @@ def test_what_was_measured_takes_the_place_of_what_is_assumed(recipe: Any, site:
     assert (first.memory_per_rank.value, first.memory_per_rank.assumed) == (20e9, False)
 
 
+def test_no_bandwidth_is_promised_that_the_connections_do_not_carry(recipe: Any, site: Any) -> None:
+    """Four connections a rank with 4 MiB on their way in 100 ms carry 21 Gbit/s, whatever the link."""
+    plan = make_plan(big(recipe, exchange__overlap=2), [site("a"), site("b")])
+    assert plan.methods
+    assert all(one.name != "this recipe" for one in plan.methods)
+
+
 def test_a_site_without_storage_is_planned_without_it(recipe: Any, site: Any) -> None:
     plan = make_plan(big(recipe), [site("a"), site("b", storage={"write": "5 GB/s", "free": "10 TB"})])
     assert plan.feasible
@@ -128,7 +180,8 @@ def test_a_site_without_storage_is_planned_without_it(recipe: Any, site: Any) ->
 
 
 def test_the_bandwidth_that_the_recipe_takes_is_enough(recipe: Any, site: Any) -> None:
-    case = Case(big(recipe, exchange__overlap=2), [site("a"), site("b")])
+    near = {"up": "8 Gbit/s", "down": "8 Gbit/s", "rtt": "5 ms"}  # so that 64 connections carry whatever is asked
+    case = Case(big(recipe, exchange__overlap=2), [site("a", wan=near), site("b", wan=near)])
     plan = make_plan(case.recipe, case.sites)
     own = plan.methods[0]
     assert own.name == "this recipe"

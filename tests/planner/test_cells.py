@@ -67,6 +67,23 @@ def test_what_cannot_be(recipe: Any, site: Any, names: list[str], changes: dict[
     assert caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("names", "cells", "hint"),
+    [
+        ("abc", None, "give 2 or 4 sites"),
+        ("abc", 8, "give 2 or 4 sites"),
+        ("ab", 6, "set exchange.cells: 4"),
+        ("abcd", 2, "set exchange.cells: 4"),
+        ("a", None, "set exchange.cells: 2"),
+    ],
+)
+def test_a_butterfly_s_hint_is_possible(recipe: Any, site: Any, names: str, cells: int | None, hint: str) -> None:
+    loaded = recipe(exchange__mode="butterfly", **({} if cells is None else {"exchange__cells": cells}))
+    with pytest.raises(ConfigError) as caught:
+        make_cells(loaded, [site(name) for name in names])
+    assert hint in caught.value.hint
+
+
 def test_two_sites_of_one_name_are_shown_with_both_places(recipe: Any, site: Any, tmp_path: Path) -> None:
     first, other = site("a"), site("b")
     again = Loaded(other.value.model_copy(update={"name": "a"}), other.path, other.text_hash, other.places)

@@ -44,3 +44,12 @@ def test_what_lies_idle_after_a_what_if_is_no_fault_of_it(recipe: Any) -> None:
     case = Case(recipe(training__optimizer=optimizer), [])
     assert changed(case, "training.optimizer.kind=muon").recipe.value.training.inner.kind == "muon"
     assert changed(case, "exchange.alpha=0.3", "exchange.apply=blend").recipe.value.exchange.alpha == 0.3
+
+
+def test_a_site_that_is_called_as_a_section_hides_none_of_it(recipe: Any, site: Any) -> None:
+    case = Case(recipe(), [site("exchange"), site("relay")])
+    given = changed(case, "exchange.overlap=3", "exchange.wan.rtt=9 ms", "relay.port=5000", "relay.wan.rtt=8 ms")
+    assert (given.recipe.value.exchange.overlap, given.recipe.value.relay.port) == (3, 5000)
+    assert [one.value.wan.rtt for one in given.sites] == [0.009, 0.008]
+    assert given.now("exchange.overlap") == 3
+    assert given.now("exchange.wan.rtt") == "0.009 s"

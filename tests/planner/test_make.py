@@ -32,18 +32,18 @@ def test_the_demo_fits_and_says_what_it_does_not_know(shipped: Any) -> None:
     assert found(plan, "ok", "the step time is unknown here: all is hidden if a step takes at least 337 ms")
 
 
-def test_the_case_study_fits_and_its_link_is_hardly_used(shipped: Any) -> None:
+def test_the_case_study_fits_and_its_link_has_room(shipped: Any) -> None:
     plan = make_plan(*shipped("case-study-32b", "us-b300", "asia-gb300"))
     for estimate in plan.estimates:
         assert estimate.bytes_up_per_window.value * 8 / 25e9 == pytest.approx(10.3, abs=0.05)
         assert estimate.bytes_down_per_window.value == estimate.bytes_up_per_window.value
         assert estimate.link_share is not None
-        assert 0.03 < estimate.link_share.low < estimate.link_share.high < 0.15
+        assert 0.2 < estimate.link_share.low < estimate.link_share.high < 0.8
         assert estimate.overlap is not None
         assert estimate.exchange.high < estimate.overlap.low
         assert estimate.memory_limit is not None
         assert estimate.memory_per_rank.high < estimate.memory_limit.value == 288e9
-    assert found(plan, "ok", "hidden by overlap 5")
+    assert found(plan, "ok", "hidden by overlap 12")
     assert plan.feasible
     (job,) = (finding.text for finding in found(plan, "ok", "a job: sbatch") if finding.place == "us-b300")
     assert job.startswith("a job: sbatch --nodes=20 --ntasks-per-node=1 --cpus-per-task=192 --mem=0 --gres=gpu:8 ")
@@ -96,7 +96,7 @@ def test_step_time_by_hand(recipe: Any, site: Any) -> None:
     flops = 1.6e9 * (6 * plan.parameters_active + 6 * 4 * 16 * 1000) / (16 * 794e12)
     kept = 4 * (4 * (7 * 16 + 3 * 8 + 2 * (4 * 8 + 2 * 16)) + 4 * 4) + 12 * 256
     memory = (1.6e9 * 5 * kept + 28 * plan.parameters_total) / (16 * 3.35e12)
-    traffic = plan.parameters_total * 12 * 15 / 16 / 50e9
+    traffic = plan.parameters_total * 12 * 15 / 16 / 450e9  # a node's eight adapters carry its part faster
     assert first.step.low == pytest.approx(flops / 0.40 + memory + traffic / 4)
     assert first.step.high == pytest.approx(flops / 0.25 + memory + traffic / 0.65 / 4)
     assert second.step.low == first.step.low
@@ -157,7 +157,8 @@ def test_a_link_slower_than_the_overlap_says_how_long_it_waits(recipe: Any, site
     estimate = plan.estimates[0]
     assert estimate.wait_per_window is not None
     assert estimate.overlap is not None
-    assert estimate.wait_per_window.value == pytest.approx(8 * (estimate.exchange.value - estimate.overlap.value))
+    as_the_largest = 8 * (estimate.exchange.value - estimate.overlap.value)
+    assert 0.9 * as_the_largest < estimate.wait_per_window.value < as_the_largest
     needed = int(warning.hint.split()[1])
     better = make_plan(big(recipe, exchange__overlap=needed), [site("a"), site("b")])
     assert not found(better, "warn", "training waits")
@@ -280,3 +281,27 @@ def test_the_case_study_at_four_bits_is_132_gigabits(shipped: Any) -> None:
         bits = estimate.bytes_up_per_window.value * 8
         assert bits == pytest.approx(132e9, rel=0.005)
         assert bits / 25e9 == pytest.approx(5.3, abs=0.03)
+
+
+def test_only_fragments_that_take_longer_than_the_overlap_are_waited_for(recipe: Any, site: Any) -> None:
+    """The largest fragment, with the embedding, is late; the others are hidden."""
+    plan = make_plan(
+        big(recipe, model__vocabulary=400_000, exchange__fragments=8, exchange__overlap=5), [site("a"), site("b")]
+    )
+    estimate = plan.estimates[0]
+    assert estimate.wait_per_window is not None
+    assert estimate.overlap is not None
+    late = estimate.exchange.value - estimate.overlap.value
+    assert late > 0
+    assert estimate.wait_per_window.value < 4 * late
+
+
+def test_the_slowest_way_up_is_that_whose_bytes_come_last(recipe: Any, site: Any) -> None:
+    """Of two equal links the one with the longer round trip."""
+    near = {"up": "8 Gbit/s", "down": "8 Gbit/s", "rtt": "1 ms"}
+    far = near | {"rtt": "200 ms"}
+    plan = make_plan(big(recipe), [site("a", wan=near), site("b", wan=far)])
+    first, second = (one.exchange.value for one in plan.estimates)
+    assert second - first == pytest.approx(1.5 * 0.199)
+    alone = make_plan(big(recipe), [site("a", wan=near), site("b", wan=near)])
+    assert first - alone.estimates[0].exchange.value == pytest.approx(0.199)

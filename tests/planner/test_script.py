@@ -49,6 +49,21 @@ def test_it_holds_the_script_and_knows_what_the_links_carry(tmp_path: Path) -> N
     assert changed_sources(plan) == [str(tmp_path / "x.py")]
 
 
+def test_a_step_time_that_the_profiles_tell_is_used(tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text("print()\n")
+    paced = RECIPE.replace("window: 10", "window: 50, pace: measured").replace("steps: 5,", "steps: 50,")
+    (tmp_path / "r.yaml").write_text(paced + "  parameters: 1000000\ncheckpoint: {every: 50}\n")
+    for path, step in zip(SITES, ("50 ms", "100 ms"), strict=True):
+        (tmp_path / path.name).write_text(path.read_text() + f"\nmeasured: {{step: {step}}}\n")
+    plan = make_plan(load_recipe(tmp_path / "r.yaml"), [load_site(tmp_path / path.name) for path in SITES])
+    told = {finding.place: finding.text for finding in plan.findings if "of its own" in finding.text}
+    assert told == {
+        "local-a": "71 steps of its own a window, 3.55 s",
+        "local-b": "35 steps of its own a window, 3.5 s",
+    }
+    assert any("2 s of the link, in 3.55 s of training" in finding.text for finding in plan.findings)
+
+
 def test_without_their_number_nothing_is_guessed(tmp_path: Path) -> None:
     plan = made(tmp_path)
     assert plan.parameters_total is None

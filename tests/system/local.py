@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -170,10 +170,12 @@ class Machine:
             assert time.monotonic() < end, self.islandctl("status", run).stdout
             time.sleep(0.02)
 
-    def until_trained(self, run: str, step: int, *, deadline_s: float = 300.0) -> None:
-        """Return right after both cells have trained so many steps, without asking anybody."""
+    def until_trained(
+        self, run: str, step: int, *, cells: Sequence[str] = ("east", "west"), deadline_s: float = 300.0
+    ) -> None:
+        """Return right after all cells have trained so many steps, without asking anybody."""
         end = time.monotonic() + deadline_s
-        while min(max(self.losses(run, cell), default=0) for cell in ("east", "west")) < step:
+        while min(max(self.losses(run, cell), default=0) for cell in cells) < step:
             assert time.monotonic() < end, self.islandctl("status", run).stdout
             time.sleep(0.02)
 

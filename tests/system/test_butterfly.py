@@ -30,7 +30,9 @@ def small(machine: Machine, steps: int) -> Path:
     """The recipe with the sizes of the others here."""
     shipped = yaml.safe_load(SHIPPED.read_text())
     parts = ("model", "data", "training", "evaluation", "worker")
-    recipe = shipped | {part: RECIPE[part] for part in parts} | {"relay": {}, "checkpoint": {"every": 10}}
+    recipe = (
+        shipped | {part: RECIPE[part] for part in parts} | {"relay": RECIPE["relay"], "checkpoint": {"every": 10}}
+    )
     changes = {"training": {"steps": steps}, "exchange": {"cells": 4, "window": 10, "fragments": 2, "overlap": 2}}
     path = machine.root / "butterfly.yaml"
     path.write_text(json.dumps(merged(recipe, changes | {"name": "small"})))
@@ -38,14 +40,14 @@ def small(machine: Machine, steps: int) -> Path:
 
 
 def test_four_cells_of_one_site_end_with_equal_weights(machine: Machine) -> None:
-    steps = 60
+    steps = 80
     site = machine.site("east", gpu={"count": 4, "per_node": 4}, cpu={"cores": 4, "memory": "8 GiB"})
     started = machine.islandctl(
         "launch", str(small(machine, steps)), "--site", str(site), "--run", "pairs", "--detach"
     )
     assert started.returncode == 0, started.stderr + started.stdout
-    seen = machine.until("pairs", lambda seen: max(steps_of(seen)) >= 12)
-    assert [cell["name"] for cell in seen["cells"]] == CELLS
+    assert [cell["name"] for cell in machine.status("pairs")["cells"]] == CELLS
+    machine.until_trained("pairs", 12, cells=CELLS)
     kill(machine.workers("pairs", "east-2"))
     machine.until("pairs", lambda seen: seen["cells"][2]["restarts"] == 1 and seen["joint_checkpoint"] is not None)
     machine.kill_everything("pairs")
@@ -64,7 +66,7 @@ def test_four_cells_of_one_site_end_with_equal_weights(machine: Machine) -> None
 
     commits = [entry for entry in machine.ledger("pairs") if isinstance(entry, Commit)]
     rounds = {(one.fragment, one.window, one.pair) for one in commits}
-    assert len(rounds) == 2 * 2 * (6 + 2)  # two fragments, two pairs; six windows and the last two rounds
+    assert len(rounds) == 2 * 2 * (8 + 2)  # two fragments, two pairs; eight windows and the last two rounds
     assert all(tuple(part.cell for part in one.named) == one.pair for one in commits)
     told = machine.metrics("pairs", "east-0", "exchange")
     assert all(one["distance"] for one in told)

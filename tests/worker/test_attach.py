@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import islandctl
-from islandctl.errors import ConfigError, ExchangeError, IslandError, RelayError, UsageError
+from islandctl.errors import CheckpointError, ConfigError, ExchangeError, IslandError, RelayError, UsageError
 
 from .small import STEPS, model, one_step, same, settings, train, values
 
@@ -205,6 +205,7 @@ def test_saved_in_the_middle_and_gone_on_it_is_the_same_run() -> None:
         optimizer.load_state_dict(saved[1])
         second = islandctl.attach(again, optimizer, **kinds)
         second.load_state_dict(saved[2])
+        assert second.done == 5
         for step in second.steps():
             assert step >= 5
             one_step(again, optimizer, place.cell, step)
@@ -214,6 +215,40 @@ def test_saved_in_the_middle_and_gone_on_it_is_the_same_run() -> None:
         return values(again)
 
     assert [same(a, b) for a, b in zip(islandctl.run_cells(loop, 2, exchange), whole, strict=True)] == [True, True]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"codec": "int8", "overlap": 2}, {"mode": "butterfly", "codec": "int4", "outer": {}}]
+)
+def test_what_was_saved_goes_on_at_a_new_relay(changes: dict[str, Any]) -> None:
+    """As in another process, where the first relay's ledger is gone."""
+    exchange = settings(fragments=2, **changes)
+    num_cells = 4 if exchange.mode == "butterfly" else 2
+    whole = islandctl.run_cells(train(exchange), num_cells, exchange)
+    saved: dict[int, Any] = {}
+
+    def part(place: Any) -> dict[str, Tensor]:
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        with islandctl.attach(net, optimizer, transport=place, steps=STEPS, tokens_per_step=8) as island:
+            if place.cell in saved:
+                for one, state in zip((net, optimizer, island), saved[place.cell], strict=True):
+                    one.load_state_dict(state)
+            for step in island.steps():
+                one_step(net, optimizer, place.cell, step)
+                if island.step() == 7 and len(saved) < num_cells:
+                    saved[place.cell] = values(net), optimizer.state_dict(), island.state_dict()
+                    return {}
+            assert island.finish()
+        return values(net)
+
+    assert islandctl.run_cells(part, num_cells, exchange) == [{}] * num_cells
+    ends = islandctl.run_cells(part, num_cells, exchange)
+    assert [same(a, b) for a, b in zip(ends, whole, strict=True)] == [True] * num_cells
+
+    del saved[1]
+    with pytest.raises(CheckpointError, match="cell 1 begins with version 0, 0 of its fragments, the other cells"):
+        islandctl.run_cells(part, num_cells, exchange)
 
 
 def test_metrics_tell_of_the_rounds() -> None:
@@ -283,6 +318,22 @@ def test_cells_with_different_models_are_refused_by_the_parameter_s_name() -> No
     assert touched == [False, False]
 
 
+@pytest.mark.parametrize("warmup", [0, 3])
+def test_cells_that_begin_with_other_values_are_told_so(warmup: int) -> None:
+    def loop(place: Any) -> None:
+        net = model()
+        with torch.no_grad():
+            net[0].bias.add_(place.cell)
+        for _ in (island := attached(place, net)).steps():
+            island.step()
+
+    error = refused(loop, 2, settings(warmup=warmup))
+    if warmup:
+        assert "all cells must begin with equal values" in str(error.hint)
+    else:
+        assert error.message.endswith("different anchors at version 0: they did not begin with equal values")
+
+
 def test_a_value_that_is_no_number_is_named_before_it_is_sent() -> None:
     def loop(place: Any) -> None:
         net = model()
@@ -325,10 +376,65 @@ def test_step_after_finish_and_after_the_last() -> None:
         for _ in attached(place, model()).steps():
             pass
 
+    def twice(place: Any) -> None:
+        island = attached(place, model())
+        for _ in island.steps():
+            island.step()
+            island.step()
+
+    def no_number(place: Any) -> None:
+        attached(place, model()).evaluate(lambda: "2.5 bits")  # type: ignore[arg-type, return-value]
+
+    def no_state(place: Any) -> None:
+        attached(place, model()).load_state_dict({})
+
+    assert "was called twice in step 1" in refused(twice).message
+    assert "the function must give one number: could not convert" in refused(no_number).message
+    assert "not what island.state_dict() has given" in refused(no_state).message
     assert "after island.finish()" in refused(after_finish).message
     assert "after the last of 1 steps" in refused(after_last).message
     assert "0 of 12 steps" in refused(too_early).message
     assert "was not called in step 1" in refused(forgotten).message
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 0}, "attach: steps must be at least 1, not 0"),
+        ({"steps": 7.5}, "attach: steps must be a whole number, not 7.5"),
+        ({"tokens_per_step": -3}, "attach: tokens_per_step must be at least 0, not -3"),
+    ],
+)
+def test_numbers_that_count_nothing(changes: dict[str, Any], message: str) -> None:
+    assert refused(lambda place: attached(place, model(), **changes)).message == message
+
+
+def test_tokens_below_zero() -> None:
+    def loop(place: Any) -> None:
+        attached(place, model()).step(tokens=-1)
+
+    assert refused(loop).message == "island.step(): tokens must be at least 0, not -1"
+
+
+def test_a_packet_that_cannot_be_made_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(header: Any, payload: bytes) -> bytes:
+        raise ValueError("no such packet")
+
+    monkeypatch.setattr("islandctl.exchange.courier.pack", broken)
+    error = refused(train(settings()))
+    assert error.message == "the exchange's background failed: ValueError: no such packet"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mode": "none"}, "exchange.mode: none is one cell alone, not 2"),
+        ({"cells": 4}, "exchange.cells: 4, but there are 2 cells here"),
+    ],
+)
+def test_an_exchange_of_another_number_of_cells(changes: dict[str, Any], message: str) -> None:
+    exchange = settings(**changes)
+    assert refused(train(exchange), 2, exchange).message == message
 
 
 def test_a_relay_of_another_exchange() -> None:
@@ -355,9 +461,15 @@ def test_the_others_wait_for_the_first_cell_s_warm_up() -> None:
 
 def test_an_exchange_with_a_wrong_key() -> None:
     error = refused(lambda place: attached(place, model(), exchange={"alpha": 0.5}))
-    assert "attach: exchange.alpha: means nothing with apply: carry" in error.message
+    assert "exchange.alpha: means nothing with apply: carry" in error.message
     error = refused(lambda place: attached(place, model(), exchange={"windows": 8}))
-    assert error.message == "attach: exchange: windows: unknown key 'windows'; did you mean 'window'?"
+    assert error.message == "exchange: windows: unknown key 'windows'; did you mean 'window'?"
+    for make in (lambda **keys: islandctl.Exchange(**keys), lambda **keys: islandctl.run_cells(train, 2, keys)):
+        with pytest.raises(ConfigError) as caught:
+            make(window=4, overlap=4, fragments=1)
+        assert caught.value.message == "exchange: overlap: overlap 4 must be smaller than window 4"
+    with pytest.raises(UsageError, match="exchange is NoneType, not how the cells exchange"):
+        islandctl.run_cells(train, 2, None)  # type: ignore[arg-type]
 
 
 def test_more_fragments_than_blocks() -> None:

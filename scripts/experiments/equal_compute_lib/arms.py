@@ -8,7 +8,8 @@ from typing import Any
 
 from scripts.experiments.equal_compute_lib.settings import Anchored, Butterfly, Run
 
-RATES = (0.02, 0.04, 0.08, 0.16)
+RATES = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
+"""The sweep starts in the middle; an arm whose best rate is at an end would need a wider grid."""
 SEEDS = (0, 1, 2)
 STEPS, BATCH = 1000, 256
 JOINT = STEPS // 10
@@ -52,63 +53,75 @@ def other(arm: Arm, text: str | None, seeds: Sequence[int] | None) -> Arm:
     return replace(arm, run=run, seeds=arm.seeds if seeds is None else seeds)
 
 
-_ORDINARY = Run(steps=STEPS, batch=BATCH)
-_TWO_SITE = changed(
-    _ORDINARY,
-    cells=2,
-    joint=JOINT,
-    exchange=Anchored(
-        kind="anchor", window=50, fragments=2, overlap=5, codec="int4", outer_lr=1.0, outer_momentum=0.5
-    ),
-)
+_ADAMW = Run(steps=STEPS, batch=BATCH)
+_SHAMPOO = changed(_ADAMW, inner__kind="shampoo")
+_LINK = Anchored(kind="anchor", window=50, fragments=2, overlap=5, codec="int4", outer_lr=1.0, outer_momentum=0.5)
+_TWO_SITE = changed(_SHAMPOO, cells=2, joint=JOINT, exchange=_LINK)
+_SHORT = changed(_TWO_SITE, exchange__window=4, exchange__overlap=0, exchange__outer_momentum=0.0)
 _BUTTERFLY = changed(
-    _ORDINARY,
+    _SHAMPOO,
     cells=8,
     joint=JOINT,
-    exchange=Butterfly(kind="butterfly", window=4, fragments=2, overlap=0, codec="bf16"),
+    exchange=Butterfly(kind="butterfly", window=2, fragments=2, overlap=0, codec="bf16"),
 )
-_RATE = 0.04
-"""Of the ablations: the best of the arms that they vary."""
+_BEST = {"ordinary": 0.08, "two-site": 0.04, "short": 0.08, "butterfly": 0.08}
+"""The best rates of the arms that others differ from in one thing."""
 
 
-def _ablation(name: str, title: str, base: Run = _TWO_SITE, **changes: Any) -> Arm:
-    return Arm(name, title, changed(base, **changes), "ordinary-adamw", (_RATE,), SEEDS[:1])
+def _one(name: str, title: str, kind: str, base: Run, **changes: Any) -> Arm:
+    """One thing changed: one rate, one seed."""
+    return Arm(name, title, changed(base, **changes), "ordinary-shampoo", (_BEST[kind],), SEEDS[:1])
 
 
 ARMS = (
-    Arm("ordinary-adamw", "ordinary, AdamW", _ORDINARY),
-    Arm("ordinary-shampoo", "ordinary, Shampoo", changed(_ORDINARY, inner__kind="shampoo")),
-    Arm("two-site-shampoo", "two sites, Shampoo", changed(_TWO_SITE, inner__kind="shampoo"), "ordinary-shampoo"),
-    Arm("two-site-adamw", "two sites, AdamW", _TWO_SITE, "ordinary-adamw"),
-    Arm("butterfly", "butterfly, 8 cells, AdamW", _BUTTERFLY, "ordinary-adamw"),
+    Arm("ordinary-shampoo", "ordinary, Shampoo", _SHAMPOO),
+    Arm("two-site-shampoo", "two sites, Shampoo, W = 50", _TWO_SITE, "ordinary-shampoo"),
+    Arm("two-site-short", "two sites, Shampoo, W = 4", _SHORT, "ordinary-shampoo"),
+    Arm("butterfly", "butterfly, 8 cells, Shampoo", _BUTTERFLY, "ordinary-shampoo"),
+    Arm("ordinary-adamw", "ordinary, AdamW", _ADAMW),
     Arm(
-        "joint-300",
-        "two sites, Shampoo, joint warm-up of 300 steps",
-        changed(_TWO_SITE, inner__kind="shampoo", joint=300),
-        "ordinary-shampoo",
+        "two-site-adamw",
+        "two sites, AdamW, W = 50",
+        changed(_ADAMW, cells=2, joint=JOINT, exchange=_LINK),
+        "ordinary-adamw",
     ),
-    _ablation("no-feedback", "two sites, no error feedback", exchange__feedback=0.0),
-    _ablation("nearest", "two sites, rounded to nearest", exchange__rounding="nearest"),
-    _ablation(
+    _one("window-10", "W = 10, overlap 1", "two-site", _TWO_SITE, exchange__window=10, exchange__overlap=1),
+    _one("window-25", "W = 25", "two-site", _TWO_SITE, exchange__window=25),
+    _one("window-100", "W = 100", "two-site", _TWO_SITE, exchange__window=100),
+    _one("overlap-0", "W = 50, overlap 0", "two-site", _TWO_SITE, exchange__overlap=0),
+    _one("overlap-25", "W = 50, overlap 25", "two-site", _TWO_SITE, exchange__overlap=25),
+    _one("blend", "W = 50, blend α = 0.5", "two-site", _TWO_SITE, exchange__apply="blend"),
+    _one("no-feedback", "W = 50, no error feedback", "two-site", _TWO_SITE, exchange__feedback=0.0),
+    _one("nearest", "W = 50, rounded to nearest", "two-site", _TWO_SITE, exchange__rounding="nearest"),
+    _one(
         "nearest-no-feedback",
-        "two sites, to nearest, no error feedback",
+        "W = 50, to nearest, no error feedback",
+        "two-site",
+        _TWO_SITE,
         exchange__rounding="nearest",
         exchange__feedback=0.0,
     ),
-    _ablation("fp32", "two sites, fp32", exchange__codec="fp32"),
-    _ablation("int8", "two sites, int8", exchange__codec="int8"),
-    _ablation("2bit", "two sites, 2 bit", exchange__codec="2bit"),
-    _ablation("overlap-0", "two sites, overlap 0", exchange__overlap=0),
-    _ablation("overlap-25", "two sites, overlap 25", exchange__overlap=25),
-    _ablation("blend", "two sites, blend α = 0.5", exchange__apply="blend"),
-    _ablation("window-10", "two sites, W = 10, overlap 1", exchange__window=10, exchange__overlap=1),
-    _ablation("window-25", "two sites, W = 25", exchange__window=25),
-    _ablation("window-100", "two sites, W = 100", exchange__window=100),
-    _ablation("outer-0.7-0.9", "two sites, outer 0.7 / 0.9", exchange__outer_lr=0.7, exchange__outer_momentum=0.9),
-    _ablation("outer-1.0-0.0", "two sites, plain averaging", exchange__outer_momentum=0.0),
-    _ablation("no-joint", "two sites, no joint warm-up", joint=0),
-    _ablation("alone", "two sites, one alone first, on its half of the batch", alone=True),
-    _ablation("half-batch", "ordinary, half the batch", _ORDINARY, batch=BATCH // 2),
-    _ablation("butterfly-int8", "butterfly, int8", _BUTTERFLY, exchange__codec="int8"),
-    _ablation("butterfly-w16", "butterfly, W = 16", _BUTTERFLY, exchange__window=16),
+    _one("fp32", "W = 50, fp32", "two-site", _TWO_SITE, exchange__codec="fp32"),
+    _one("int8", "W = 50, int8", "two-site", _TWO_SITE, exchange__codec="int8"),
+    _one("2bit", "W = 50, 2 bit", "two-site", _TWO_SITE, exchange__codec="2bit"),
+    _one("outer-1.0-0.0", "W = 50, plain averaging", "two-site", _TWO_SITE, exchange__outer_momentum=0.0),
+    _one(
+        "outer-0.7-0.9",
+        "W = 50, outer 0.7 / 0.9",
+        "two-site",
+        _TWO_SITE,
+        exchange__outer_lr=0.7,
+        exchange__outer_momentum=0.9,
+    ),
+    _one("no-joint", "W = 50, no joint warm-up", "two-site", _TWO_SITE, joint=0),
+    _one("joint-300", "W = 50, joint warm-up of 300 steps", "two-site", _TWO_SITE, joint=300),
+    _one("alone", "W = 50, one alone first, on its half of the batch", "two-site", _TWO_SITE, alone=True),
+    _one("short-2", "W = 2", "short", _SHORT, exchange__window=2),
+    _one("short-fp32", "W = 4, fp32", "short", _SHORT, exchange__codec="fp32"),
+    _one("short-joint-300", "W = 4, joint warm-up of 300 steps", "short", _SHORT, joint=300),
+    _one("half-batch", "ordinary, half the batch", "ordinary", _SHAMPOO, batch=BATCH // 2),
+    _one("eighth-batch", "ordinary, an eighth of the batch", "ordinary", _SHAMPOO, batch=BATCH // 8),
+    _one("butterfly-int8", "butterfly, int8", "butterfly", _BUTTERFLY, exchange__codec="int8"),
+    _one("butterfly-w4", "butterfly, W = 4", "butterfly", _BUTTERFLY, exchange__window=4),
+    _one("butterfly-w16", "butterfly, W = 16", "butterfly", _BUTTERFLY, exchange__window=16),
 )

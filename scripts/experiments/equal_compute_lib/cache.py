@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,12 @@ class Cache:
             return None
         found: dict[str, Any] = json.loads(path.read_text())["result"]
         return found
+
+    def __iter__(self) -> Iterator[tuple[Run, dict[str, Any]]]:
+        """Every run that is kept, and its result."""
+        for path in sorted(self.folder.glob("*.json")):
+            found = json.loads(path.read_text())
+            yield Run.model_validate(found["settings"]), found["result"]
 
     def put(self, run: Run, result: dict[str, Any]) -> None:
         """Keep a result; whole or not at all."""

@@ -6,14 +6,13 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from islandctl.errors import IslandError
 from scripts.experiments.equal_compute_lib.arms import ARMS, Arm, other
 from scripts.experiments.equal_compute_lib.cache import Cache
-from scripts.experiments.equal_compute_lib.report import row_of
 from scripts.experiments.equal_compute_lib.settings import Run
 from scripts.experiments.equal_compute_lib.table import write
 
@@ -35,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="equal_compute", description=__doc__)
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of tables and kept runs (docs/results)")
-    commands = parser.add_subparsers(required=True, metavar="run | try | table | list")
+    commands = parser.add_subparsers(required=True, metavar="run | try | table | list | kept")
 
     run = commands.add_parser("run", help="train what is missing of some arms, or of all, then write the table")
     run.add_argument("arms", nargs="*", metavar="ARM", help="names as `list` gives them; none: all")
@@ -49,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
 
     commands.add_parser("table", help="write the table from what is kept").set_defaults(what=_table)
     commands.add_parser("list", help="list the arms").set_defaults(what=_list)
+    commands.add_parser("kept", help="list every kept run, the best first").set_defaults(what=_kept)
     return parser
 
 
@@ -68,17 +68,22 @@ def _run(options: argparse.Namespace, cache: Cache) -> int:
 
 
 def fill(arm: Arm, cache: Cache) -> None:
-    """Rates from the lowest with the first seed, until one is worse than the one before; the best with all seeds."""
-    best = math.inf
-    for rate in sorted(arm.rates):
-        found = _one(arm, next(arm.runs(rate)), cache)
-        if found > best:
-            break
-        best = found
-    row = row_of(arm, cache)
-    if row is not None:
-        for run in arm.runs(row.rate):
-            _one(arm, run, cache)
+    """The best rate by the first seed, then that rate with all seeds."""
+    first = {rate: run for rate in arm.rates for run in list(arm.runs(rate))[:1]}
+    best = climb(arm.rates, lambda rate: _one(arm, first[rate], cache))
+    for run in arm.runs(best):
+        _one(arm, run, cache)
+
+
+def climb(rates: Sequence[float], cost: Callable[[float], float]) -> float:
+    """The rate of the least cost: from the middle of the grid downhill, until the next is worse on both sides."""
+    grid = sorted(rates)
+    place = len(grid) // 2
+    best = cost(grid[place])
+    for way in (1, -1):
+        while 0 <= place + way < len(grid) and (found := cost(grid[place + way])) < best:
+            place, best = place + way, found
+    return grid[place]
 
 
 def _one(arm: Arm, run: Run, cache: Cache) -> float:
@@ -110,6 +115,21 @@ def _list(options: argparse.Namespace, cache: Cache) -> int:
     for arm in ARMS:
         print(f"{arm.name:28} {arm.title}")
     return 0
+
+
+def _kept(options: argparse.Namespace, cache: Cache) -> int:
+    for run, result in sorted(cache, key=lambda one: float(one[1]["bits_per_byte"])):
+        print(f"{result['bits_per_byte']:.4f}  {' '.join(words(run.told()))}")
+    return 0
+
+
+def words(tree: Mapping[str, Any], place: str = "") -> Iterator[str]:
+    """Settings as ``try`` takes them."""
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from words(value, f"{place}{key}.")
+        else:
+            yield f"{place}{key}={value if isinstance(value, str) else json.dumps(value, separators=(',', ':'))}"
 
 
 def parse(settings: Sequence[str]) -> Run:

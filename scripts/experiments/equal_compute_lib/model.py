@@ -86,11 +86,55 @@ def _attend(model: Model, values: Values, layer: int, x_CND: Tensor) -> Tensor:
     return torch.bmm(y.transpose(1, 2).reshape(C, N, D), values[f"blocks.{layer}.attention.o"])
 
 
+def _each(rows: Tensor, weight_CEDF: Tensor, sizes: list[int]) -> Tensor:
+    """Every expert's matrix on its own rows."""
+    parts = zip(torch.split(rows, sizes), weight_CEDF.flatten(0, 1).unbind(0), strict=True)
+    return torch.cat([part @ weight for part, weight in parts])
+
+
+class _Head(torch.autograd.Function):
+    """Each cell's mean cross-entropy behind the head, with its gradients, in pieces that stay in the cache."""
+
+    PIECE = 1024
+
+    @staticmethod
+    def forward(ctx: Any, x_CND: Tensor, head_CDV: Tensor, target_CN: Tensor, learns: bool) -> Tensor:
+        C, N, _ = x_CND.shape
+        grad_CND, grad_CDV = (torch.zeros_like(x_CND), torch.zeros_like(head_CDV)) if learns else (x_CND, head_CDV)
+        nats_C = torch.zeros(C)
+        for cell in range(C):
+            head_DV = head_CDV[cell]
+            for start in range(0, N, _Head.PIECE):
+                part = slice(start, start + _Head.PIECE)
+                x_ND, target_N1 = x_CND[cell, part], target_CN[cell, part].unsqueeze(1)
+                scores_NV = x_ND @ head_DV
+                scores_NV -= scores_NV.amax(1, keepdim=True)
+                true_N1 = scores_NV.gather(1, target_N1)
+                sum_N1 = scores_NV.exp_().sum(1, keepdim=True)
+                nats_C[cell] += (sum_N1.log() - true_N1).sum()
+                if learns:
+                    scores_NV.div_(sum_N1 * N)
+                    scores_NV.scatter_add_(1, target_N1, torch.full_like(true_N1, -1 / N))
+                    torch.mm(scores_NV, head_DV.t(), out=grad_CND[cell, part])
+                    grad_CDV[cell].addmm_(x_ND.t(), scores_NV)
+        ctx.save_for_backward(grad_CND, grad_CDV)
+        return nats_C / N
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        grad_CND, grad_CDV = ctx.saved_tensors
+        scale_C11 = grads[0].view(-1, 1, 1)
+        return grad_CND * scale_C11, grad_CDV * scale_C11, None, None
+
+
 def _mix(model: Model, values: Values, layer: int, x_CND: Tensor) -> tuple[Tensor, Tensor]:
     """The mixture of experts: (C, N, D), and each cell's balance loss (Switch Transformers, eq. 4), (C,)."""
     C, N, D = x_CND.shape
     E, A = model.experts, model.active
-    probs_CNE = torch.bmm(x_CND, values[f"blocks.{layer}.ffn.router"]).softmax(-1)
+    scores_CNE = torch.bmm(x_CND, values[f"blocks.{layer}.ffn.router"])
+    probs_CNE = (
+        scores_CNE.transpose(1, 2).contiguous().softmax(1).transpose(1, 2)
+    )  # 7 times as fast as along 8 values
     chosen_CNA = probs_CNE.detach().topk(A, dim=-1).indices
     gates_CNA = probs_CNE.gather(-1, chosen_CNA)
     gates_CNA = gates_CNA / gates_CNA.sum(-1, keepdim=True)
@@ -101,12 +145,10 @@ def _mix(model: Model, values: Values, layer: int, x_CND: Tensor) -> tuple[Tenso
     counts = torch.bincount(groups, minlength=C * E)
     sizes = counts.tolist()
     rows = _take(x_CND.unsqueeze(2).expand(C, N, A, D).reshape(-1, D), order, back)
-    gate_up = values[f"blocks.{layer}.ffn.gate_up"].flatten(0, 1).unbind(0)
-    hidden = torch.cat([part @ weight for part, weight in zip(torch.split(rows, sizes), gate_up, strict=True)])
-    gate, up = hidden.chunk(2, dim=-1)
+    gate_weight, up_weight = values[f"blocks.{layer}.ffn.gate_up"].chunk(2, dim=-1)
+    gate, up = _each(rows, gate_weight, sizes), _each(rows, up_weight, sizes)
     hidden = F.silu(gate) * up * _take(gates_CNA.view(-1, 1), order, back)
-    down = values[f"blocks.{layer}.ffn.down"].flatten(0, 1).unbind(0)
-    rows = torch.cat([part @ weight for part, weight in zip(torch.split(hidden, sizes), down, strict=True)])
+    rows = _each(hidden, values[f"blocks.{layer}.ffn.down"], sizes)
     y_CND = _take(rows, back, order).view(C, N, A, D).sum(2)
 
     share_CE = counts.view(C, E).float() / (N * A)
@@ -129,9 +171,10 @@ def losses(model: Model, values: Values, text_CBS: Tensor) -> tuple[Tensor, Tens
         x_CND = x_CND + _attend(model, values, layer, _norm(x_CND, values[f"blocks.{layer}.attention_norm"]))
         y_CND, part_C = _mix(model, values, layer, _norm(x_CND, values[f"blocks.{layer}.ffn_norm"]))
         x_CND, balance_C = x_CND + y_CND, balance_C + part_C
-    logits = torch.bmm(_norm(x_CND, values["norm"]), values["head"])
-    nats = F.cross_entropy(logits.view(-1, NUM_BYTES), text_CBS[..., 1:].reshape(-1), reduction="none")
-    return nats.view(C, -1).mean(1), balance_C
+    target_CN = text_CBS[..., 1:].reshape(C, -1)
+    x_CND = _norm(x_CND, values["norm"])
+    nats_C = _Head.apply(x_CND, values["head"], target_CN, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
+    return cast(Tensor, nats_C), balance_C
 
 
 @torch.no_grad()

@@ -37,11 +37,21 @@ class Row:
     results: dict[int, dict[str, Any]]
     """By seed."""
     by_rate: dict[float, Figure]
+    cpu_s: float
+    """Of all its runs, the sweep included."""
 
     @property
     def bits_per_byte(self) -> Figure:
         """On held-out text."""
         return figure([result["bits_per_byte"] for result in self.results.values()])
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the sweep has gone past the best rate on both sides, and all seeds are there."""
+        grid = sorted(self.arm.rates)
+        place = grid.index(self.rate)
+        beside = grid[max(0, place - 1) : place + 2]
+        return all(rate in self.by_rate for rate in beside) and len(self.results) == len(self.arm.seeds)
 
     def mean(self, key: str) -> float:
         """Of another figure of the results."""
@@ -75,4 +85,5 @@ def row_of(arm: Arm, cache: Cache) -> Row | None:
         return None
     best = min(found, key=lambda rate: found[rate][arm.seeds[0]]["bits_per_byte"])
     by_rate = {rate: figure([one["bits_per_byte"] for one in kept.values()]) for rate, kept in found.items()}
-    return Row(arm, best, found[best], by_rate)
+    cpu_s = sum(float(one.get("cpu_s", 0.0)) for kept in found.values() for one in kept.values())
+    return Row(arm, best, found[best], by_rate, cpu_s)

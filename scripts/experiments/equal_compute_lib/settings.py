@@ -11,7 +11,7 @@ from islandctl.config.codec import CodecName, Rounding
 from islandctl.config.recipe import STDLIB
 from islandctl.ledger.packet import canonical_json
 
-VERSION = 2
+VERSION = 3
 """Of what the settings mean: raised when a default changes, or what the code makes of given settings."""
 
 

@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 
-from scripts.experiments.equal_compute_lib.anchored import AnchoredExchange, mean_of, spread
-from scripts.experiments.equal_compute_lib.butterfly import ButterflyExchange
+from scripts.experiments.equal_compute_lib.exchange import CellsExchange, mean_of, spread
 from scripts.experiments.equal_compute_lib.inner import Stack
 from scripts.experiments.equal_compute_lib.model import bits_per_byte, initial, losses, shapes
-from scripts.experiments.equal_compute_lib.settings import Anchored, Run
+from scripts.experiments.equal_compute_lib.settings import Run
 from scripts.experiments.equal_compute_lib.text import batches, held_out
 
 POINTS = 10
@@ -38,7 +37,7 @@ def train(run: Run, tell: Callable[[str], None] = lambda line: None) -> dict[str
     joint = run.joint if run.exchange is not None else run.steps
     first = run.batch // run.cells if run.alone else run.batch
     source = batches(run, batch=first, cells=1)
-    exchange: AnchoredExchange | ButterflyExchange | None = None
+    exchange: CellsExchange | None = None
     curve: list[tuple[int, float]] = []
     train_loss = math.nan
 
@@ -46,8 +45,7 @@ def train(run: Run, tell: Callable[[str], None] = lambda line: None) -> dict[str
         if step == joint + 1 and run.exchange is not None:
             stack = stack.widen(run.cells)
             source = batches(run, batch=run.batch, cells=run.cells, skip=joint * run.batch)
-            kind = AnchoredExchange if isinstance(run.exchange, Anchored) else ButterflyExchange
-            exchange = kind(stack.values, run.exchange, steps=run.steps - joint, seed=run.seed)  # type: ignore[arg-type]
+            exchange = CellsExchange(stack.values, run.exchange, steps=run.steps - joint, seed=run.seed)
         text_CBS = next(source)
         nats_C, balance_C = losses(model, stack.values, text_CBS)
         stack.step((nats_C + model.balance * balance_C).sum(), step - 1)
@@ -70,9 +68,9 @@ def train(run: Run, tell: Callable[[str], None] = lambda line: None) -> dict[str
         "cells_before_end": cells_end,
         "spread_before_end": apart,
         "curve": curve,
-        "bytes_up_per_cell": (exchange.link.bytes_up / run.cells if exchange else 0.0),
+        "bytes_up_per_cell": (exchange.bytes_up / run.cells if exchange else 0.0),
         "bytes_joint_per_cell": 0.0 if run.alone else 4.0 * _count(run) * joint * 2 * (1 - 1 / max(2, run.cells)),
-        "cosine": _mean(exchange.link.cosines) if exchange else None,
+        "cosine": _mean(exchange.cosines) if exchange else None,
         "parameters": _count(run),
         "cpu_s": _cpu_s() - cpu,
         "wall_s": time.monotonic() - began,
