@@ -206,7 +206,7 @@ def _agent(values: dict[str, list[str]], path: Callable[[str], str]) -> str | No
     if text.lower() == "none":
         return None
     if text == "SSH_AUTH_SOCK" or text.startswith("$"):
-        return os.environ.get(text.removeprefix("$"))
+        return os.environ.get(text.removeprefix("$")) or None
     return path(text)
 
 

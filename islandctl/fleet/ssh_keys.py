@@ -98,8 +98,11 @@ class Keys(AuthStrategy):
                         f"and ControlPersist for it, ProxyCommand ssh -W %h:%p {hop.by_hand} for the hosts behind it",
                     )
                 tried.append(f"{name} accepted, but the server wants another key too")
+        if not tried:
+            tried.append("there is no key to offer")
+            tried += [f"there is no {file}" for file in hop.identities if not os.path.exists(file)]
         raise PreflightError(
-            f"{self._label}: login refused for {hop.endpoint}: {'; '.join(tried) or 'there is no key to offer'}",
+            f"{self._label}: login refused for {hop.endpoint}: {'; '.join(tried)}",
             hint=f"check user and key (ssh.user, ssh.identity in the profile), or look at: ssh -v {hop.by_hand}",
         )
 

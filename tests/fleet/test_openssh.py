@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from islandctl.config.site import Ssh
-from islandctl.errors import ConfigError, HostKeyError, UnreachableError
+from islandctl.errors import ConfigError, HostKeyError, PreflightError, UnreachableError
 from islandctl.fleet.openssh import resolve
 from tests.fleet.reaching import Start, hello, jump_config, reach, refused
 from tests.sshd import namespaces_work, site_profile
@@ -199,6 +199,9 @@ def test_names_of_files_are_filled_in(tmp_path: Path, monkeypatch: pytest.Monkey
     assert hop.certificates == (f"{Path(pwd.getpwuid(os.getuid()).pw_dir)}/cert-u",)
     assert (hop.agent, hop.identities_only) == ("/run/agent", True)
     assert hop.proxy_command == "via real.example 22 u node"
+    monkeypatch.setenv("OTHER_AGENT", "")
+    (hop,) = ways("IdentityAgent $OTHER_AGENT\n", tmp_path)
+    assert hop.agent is None
     (hop,) = ways("IdentityAgent none\nProxyCommand none\n", tmp_path)
     assert (hop.agent, hop.proxy_command) == (None, None)
 
@@ -210,3 +213,11 @@ def test_several_known_hosts_files_with_spaces_in_their_names(tmp_path: Path) ->
     quoted = " ".join(f'"{file}"' for file in files)
     (hop,) = ways(f"UserKnownHostsFile {quoted}\nGlobalKnownHostsFile none\n", tmp_path)
     assert hop.known_hosts == tuple(map(str, files))
+
+
+def test_a_key_file_that_is_not_there_is_named(sshd: Start, tmp_path: Path) -> None:
+    server = sshd()
+    server.identity = tmp_path / "nokey"
+    settings = jump_config(tmp_path, server.alias("node", "IdentityAgent none"))
+    error = refused(PreflightError, server, name="node", **settings)
+    assert f"there is no key to offer; there is no {tmp_path}/nokey" in error.message
