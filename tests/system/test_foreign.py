@@ -92,18 +92,9 @@ def test_the_plan_says_what_it_cannot_know(machine: Foreign) -> None:
     assert "feasible" in shown.stdout
 
 
-@pytest.mark.parametrize(
-    ("script", "reason"),
-    [
-        (
-            "import islandctl, os\ngetattr(islandctl, os.environ['FAULTY_API_KEY'])\n",
-            "AttributeError: module 'islandctl' has no attribute '***'",
-        ),
-        ("import nowhere\n", "ModuleNotFoundError: No module named 'nowhere'"),
-        ("print('done')\n", "train.py ended without islandctl.attach()"),
-    ],
-)
-def test_a_faulty_script_ends_the_run_in_one_line(tmp_path: Path, script: str, reason: str) -> None:
+def test_a_faulty_script_ends_the_run_in_one_line(tmp_path: Path) -> None:
+    script = "import islandctl, os\ngetattr(islandctl, os.environ['FAULTY_API_KEY'])\n"
+    reason = "AttributeError: module 'islandctl' has no attribute '***'"
     with ending(Machine(tmp_path)) as made:
         (tmp_path / "train.py").write_text(script)
         recipe = {

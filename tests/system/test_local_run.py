@@ -77,7 +77,7 @@ def test_a_budget_ends_all_cells_at_one_step_and_a_higher_one_goes_on(machine: M
     assert again.returncode == 6
     assert "its budget is used up" in again.stderr
     assert "islandctl resume dear --budget" in again.stderr
-    more = machine.islandctl("resume", "dear", "--budget", "30 s")
+    more = machine.islandctl("resume", "dear", "--budget", "25 s")
     assert more.returncode == 6, more.stderr
     assert steps_of(machine.status("dear"))[0] > east
     assert machine.processes("dear") == {}
