@@ -64,8 +64,8 @@ def test_every_request_of_a_cell_takes_a_round_trip(tmp_path: Path) -> None:
             await ask(role, "GET", "/v1/status")
             took[role] = time.monotonic() - start
 
-    run(tmp_path, test, emulate={"bandwidth": "1 Gbit/s", "rtt": "300 ms"})
-    assert took["0"] >= 0.3 > took["controller"]
+    run(tmp_path, test, emulate={"bandwidth": "1 Gbit/s", "rtt": "1 s"})  # long, for a machine that is slow itself
+    assert took["0"] >= 1.0 > took["controller"]
 
 
 def timed(action: Callable[[], object]) -> float:
