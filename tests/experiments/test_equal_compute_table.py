@@ -84,9 +84,10 @@ def test_every_arm_is_measured_by_one_of_equal_compute() -> None:
         if arm.against is not None:
             base = arms[arm.against].run
             assert base.exchange is None
-            same = changed(arm.run, exchange=None, cells=1, joint=0, alone=False, batch=base.batch)
-            assert same == base
-            assert arm.run.batch == base.batch or arm.run.exchange is None
+            equal = {"batch": base.batch, "inner__betas": base.inner.betas}
+            assert changed(arm.run, exchange=None, cells=1, joint=0, alone=False, **equal) == base
+            is_equal = arm.run.batch == base.batch and arm.run.inner.betas == base.inner.betas
+            assert is_equal or arm.run.exchange is None
 
 
 def test_other_text_and_seeds() -> None:

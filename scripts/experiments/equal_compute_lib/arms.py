@@ -11,7 +11,8 @@ from scripts.experiments.equal_compute_lib.settings import Anchored, Butterfly, 
 RATES = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
 """The sweep starts in the middle; an arm whose best rate is at an end would need a wider grid."""
 SEEDS = (0, 1, 2)
-STEPS, BATCH = 1000, 256
+STEPS, LONG, BATCH = 1000, 10_000, 256
+"""A short training, a long one, and sequences per step."""
 JOINT = STEPS // 10
 
 
@@ -68,12 +69,41 @@ _BEST = {"ordinary": 0.08, "two-site": 0.04, "short": 0.08, "butterfly": 0.08}
 """The best rates of the arms that others differ from in one thing."""
 
 
+def _long(run: Run, **changes: Any) -> Run:
+    """Ten times the steps, a tenth of them joint where there are cells."""
+    return changed(run, steps=LONG, joint=LONG // 10 if run.joint else 0, **changes)
+
+
+_LONG_ORDINARY = _long(_SHAMPOO)
+_LONG_TWO_SITE = _long(_TWO_SITE, exchange__outer_lr=0.7, exchange__outer_momentum=0.9)
+
+
 def _one(name: str, title: str, kind: str, base: Run, **changes: Any) -> Arm:
-    """One thing changed: one rate, one seed."""
+    """One thing changed in a short arm: one rate, one seed."""
     return Arm(name, title, changed(base, **changes), "ordinary-shampoo", (_BEST[kind],), SEEDS[:1])
 
 
+def _one_long(name: str, title: str, base: Run, seeds: Sequence[int] = SEEDS[:1], **changes: Any) -> Arm:
+    """The same in a long arm."""
+    return Arm(name, title, changed(base, **changes), "long-ordinary", (0.04,), seeds)
+
+
+def _long_outer(lr: float, momentum: float, seeds: Sequence[int] = SEEDS[:1]) -> Arm:
+    """Two sites with another outer step."""
+    words = {"exchange__outer_lr": lr, "exchange__outer_momentum": momentum}
+    return _one_long(f"long-outer-{lr}-{momentum}", f"long: outer {lr} / {momentum}", _LONG_TWO_SITE, seeds, **words)
+
+
 ARMS = (
+    Arm("long-ordinary", "long: ordinary, Shampoo", _LONG_ORDINARY),
+    Arm("long-two-site", "long: two sites, Shampoo, W = 50", _LONG_TWO_SITE, "long-ordinary"),
+    Arm("long-butterfly", "long: butterfly, 8 cells, Shampoo", _long(_BUTTERFLY), "long-ordinary"),
+    _long_outer(0.8, 0.8, SEEDS),
+    _long_outer(1.0, 0.9),
+    _long_outer(1.0, 0.5),
+    _one_long("long-half-batch", "long: ordinary, half the batch", _LONG_ORDINARY, batch=BATCH // 2),
+    _one_long("long-averages", "long: ordinary, β 0.95 and 0.99", _LONG_ORDINARY, inner__betas=(0.95, 0.99)),
+    _one_long("long-one-cell", "long: one cell with an outer step", _LONG_TWO_SITE, cells=1),
     Arm("ordinary-shampoo", "ordinary, Shampoo", _SHAMPOO),
     Arm("two-site-shampoo", "two sites, Shampoo, W = 50", _TWO_SITE, "ordinary-shampoo"),
     Arm("two-site-short", "two sites, Shampoo, W = 4", _SHORT, "ordinary-shampoo"),

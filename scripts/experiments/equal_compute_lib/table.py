@@ -15,9 +15,11 @@ from scripts.experiments.equal_compute_lib.report import Figure, Row, ratio, row
 BEGIN, END = "<!-- table -->", "<!-- /table -->"
 COMMAND = "scripts/experiments/equal_compute run"
 TARGETS = {
-    "two_site_ratio": "two-site-shampoo",
-    "two_site_ratio_short_window": "two-site-short",
-    "butterfly_ratio": "butterfly",
+    "two_site_ratio": "long-two-site",
+    "butterfly_ratio": "long-butterfly",
+    "two_site_ratio_short_training": "two-site-shampoo",
+    "two_site_ratio_short_training_short_window": "two-site-short",
+    "butterfly_ratio_short_training": "butterfly",
 }
 
 
