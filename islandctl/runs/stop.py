@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Protocol
 
 from pydantic import ValidationError
 
@@ -12,7 +13,7 @@ from islandctl.errors import IslandError, UnreachableError, UsageError
 from islandctl.fleet import node as nodes
 from islandctl.ledger.joint import joint_checkpoints
 from islandctl.planner.plan import Plan
-from islandctl.relay.messages import RelayStatus
+from islandctl.relay.messages import HEARTBEAT_S, RelayStatus
 from islandctl.runs import record as records
 from islandctl.runs.checkpoints import ledger_from_file
 from islandctl.runs.files import only_one
@@ -23,6 +24,13 @@ from islandctl.runs.search import Found, everywhere, mark_in_files, places, sear
 from islandctl.runs.workers import stop_workers, supervisors
 
 POLL_S = 0.5
+
+
+class Tells(Protocol):
+    """The relay, as far as it is asked here."""
+
+    def status(self) -> RelayStatus:
+        """The whole view of the run."""
 
 
 class StopReport(Found):
@@ -143,7 +151,7 @@ def _together(record: RunRecord, reach: Reach, say: Say, deadline_s: float) -> N
         return
     try:
         with client(record) as relay:
-            if not _has_trained(relay.status(), record.attempt):
+            if not has_trained(relay, record.attempt):
                 say("no cell has trained yet: there is nothing to checkpoint")
                 return
             relay.stop(record.reason)
@@ -163,9 +171,23 @@ def _newest_joint(record: RunRecord, reach: Reach) -> int | None:
     return joint[-1].step if joint else None
 
 
-def _has_trained(status: RelayStatus, attempt: int) -> bool:
+def has_trained(relay: Tells, attempt: int) -> bool:
+    """Whether a cell has trained in this attempt.
+
+    What the relay has last heard can be some seconds old, and one that was just started has heard nothing: a no
+    counts only where it still holds after the next heartbeats.
+    """
+    end = time.monotonic() + 2 * HEARTBEAT_S
+    while not (trained := _trained(relay.status(), attempt)) and time.monotonic() < end:
+        time.sleep(POLL_S)
+    return trained
+
+
+def _trained(status: RelayStatus, attempt: int) -> bool:
+    if status.attempt == attempt and status.rounds_committed + status.rounds_empty + status.rounds_open:
+        return True
     beats = [cell.heartbeat for cell in status.cells if cell.heartbeat is not None]
-    return any(beat.attempt == attempt and beat.step > 0 for beat in beats)
+    return any(beat.attempt == attempt and (beat.step > 0 or beat.state == "training") for beat in beats)
 
 
 def _wait(record: RunRecord, reach: Reach, say: Say, deadline_s: float) -> None:

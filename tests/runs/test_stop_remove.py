@@ -15,11 +15,12 @@ import pytest
 from islandctl.config.paths import RunFolder
 from islandctl.errors import UnreachableError, UsageError
 from islandctl.relay.inprocess import InProcessRelay
+from islandctl.relay.messages import Heartbeat, RelayStatus
 from islandctl.runs import record as records
 from islandctl.runs.record import CellRecord, KeptRecord, RunRecord
 from islandctl.runs.relay import make_secrets
 from islandctl.runs.remove import Removal, remove
-from islandctl.runs.stop import StopReport, stop, stop_unreadable
+from islandctl.runs.stop import StopReport, has_trained, stop, stop_unreadable
 
 from . import builders as make
 from .test_search import far_plan, far_record
@@ -119,6 +120,35 @@ def test_a_stop_after_the_budget_keeps_the_reason_and_hints_at_a_higher_one(tmp_
     assert records.load("demo").reason == "stopped by budget: 2 h of 2 h used"
     told = report.model_copy(update={"checkpoint": 40}).lines[-1]
     assert told == "newest joint checkpoint: step 40; islandctl resume demo --budget '…'"
+
+
+def test_a_run_in_which_nobody_has_trained_is_told_from_one_that_was_not_heard_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where the relay was started anew, and has heard of nobody yet."""
+    monkeypatch.setattr("islandctl.runs.stop.HEARTBEAT_S", 0.3)
+    office = InProcessRelay("demo", "c", make.CELLS, 1)
+    beat = Heartbeat(
+        attempt=1, cell=1, state="starting", step=0, steps=9, tokens=0, tokens_per_s=0.0, held_out_hash="", life="1"
+    )
+    assert not has_trained(office, 1)
+    office.transport(1).heartbeat(beat)
+    assert not has_trained(office, 1)
+    office.transport(1).heartbeat(beat.model_copy(update={"step": 3}))
+    assert not has_trained(office, 2)
+
+    class Slow:
+        """What it hears next comes after the first question."""
+
+        def __init__(self) -> None:
+            self.office = InProcessRelay("demo", "c", make.CELLS, 1)
+
+        def status(self) -> RelayStatus:
+            told = self.office.status()
+            self.office.transport(0).heartbeat(beat.model_copy(update={"cell": 0, "step": 1}))
+            return told
+
+    assert has_trained(Slow(), 1)
 
 
 def test_a_second_stop_finds_the_newest_checkpoint_in_the_relays_file(tmp_path: Path) -> None:
