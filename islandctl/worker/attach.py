@@ -38,8 +38,9 @@ class Place(Transport, Protocol):
     def tell_model(self, attempt: int, parameters: Sequence[tuple[str, Sequence[int]]]) -> None:
         """Tell what this cell's model consists of; refused when another cell's differs."""
 
-    def begin(self, versions: tuple[int, ...]) -> bool:
-        """Tell with which versions of the fragments this cell begins; refused when another's do not fit.
+    def begin(self, versions: tuple[int, ...], steps: int) -> bool:
+        """Tell with which versions of the fragments this cell begins, for how many steps of the run; refused when
+        another's do not fit.
 
         True: its state is of an earlier relay's ledger.
         """
@@ -72,7 +73,8 @@ def attach(
     Args:
         model: a module, or its parameters by name: fp32, plain or sharded by FSDP2. The same first values in every
             cell.
-        optimizer: torch's, or several of them. Their state goes into the checkpoints.
+        optimizer: torch's, or several of them: all that step the model, since their state goes into the checkpoints.
+            None: the loop steps the parameters itself, and gives what it must remember for that as ``state``.
         state: (launched) more objects with ``state_dict`` and ``load_state_dict`` for the checkpoints: the place in
             the data, a scheduler. They are loaded before ``attach`` returns.
         held_out_hash: (launched) a hash of the text that is evaluated on; cells with unequal ones are refused.
@@ -86,8 +88,8 @@ def attach(
 
     Raises:
         UsageError: neither launched nor given a transport, or both kinds of arguments.
-        ConfigError: the settings do not fit the model, the optimizer is not of this model, or the relay is for
-            another run.
+        ConfigError: the settings do not fit the model, the optimizer is not of this model, or not of all of it that
+            is trained, or the relay is for another run.
         RelayError: code ``model``: another cell holds another model; the message names a parameter.
     """
     if transport is None:
@@ -151,7 +153,7 @@ def _explicit(
     exchanger: Exchanger
 
     def begin() -> None:
-        if place.begin(exchanger.versions()) and isinstance(exchanger, engine.Island):
+        if place.begin(exchanger.versions(), steps) and isinstance(exchanger, engine.Island):
             exchanger.change_ledger()
 
     if settings.mode == "none":

@@ -85,7 +85,9 @@ class Island:
         self._tokens_per_step = tokens_per_step
         self._aside = aside or _nobody_else
         self._at_begin = at_begin
-        self._begun = self._looping = self._stepped = self._finished = False
+        self._begun = self._stepped = self._finished = False
+        self._loop: object | None = None
+        """The one that runs now; None: the caller steps by hand."""
 
     def steps(self) -> Iterator[int]:
         """The numbers of the steps to do, from 0 or where the state was left, to the end or a wish to stop.
@@ -97,17 +99,21 @@ class Island:
             UsageError: the loop's body did not call ``step``.
         """
         self._begin()
-        self._looping = True
-        while self.done < self.num_steps and not self.stopping:
-            before, self._stepped = self.done, False
-            yield before
-            if self.done == before:
-                raise UsageError(
-                    f"island.step() was not called in step {before + 1}",
-                    hint="call it once in every pass of `for step in island.steps()`, after optimizer.step()",
-                )
-            if self.done < self.num_steps:
-                self._between()
+        mine = self._loop = object()
+        try:
+            while self.done < self.num_steps and not self.stopping:
+                before, self._stepped = self.done, False
+                yield before
+                if self.done == before:
+                    raise UsageError(
+                        f"island.step() was not called in step {before + 1}",
+                        hint="call it once in every pass of `for step in island.steps()`, after optimizer.step()",
+                    )
+                if self.done < self.num_steps:
+                    self._between()
+        finally:  # also when the loop was left by `break`: what comes then is no pass of it
+            if self._loop is mine:
+                self._loop = None
 
     def step(self, tokens: int | None = None, **figures: float) -> int:
         """One inner step is done: exchange what is due. All ranks of the cell call it together.
@@ -131,7 +137,7 @@ class Island:
             raise UsageError("island.step() after island.finish()", hint="finish() belongs behind the loop")
         if self.done >= self.num_steps:
             raise UsageError(f"island.step() after the last of {self.num_steps} steps", hint="use island.steps()")
-        if self._looping and self._stepped:
+        if self._loop is not None and self._stepped:
             raise UsageError(
                 f"island.step() was called twice in step {self.done}",
                 hint="call it once in every pass of `for step in island.steps()`, after optimizer.step()",

@@ -147,7 +147,7 @@ class Session(Island):
         Raises:
             UsageError: also outside of ``for step in island.steps()``, which looks after checkpoints and stops.
         """
-        if not self._looping:
+        if self._loop is None:
             raise UsageError(
                 "island.step() outside of `for step in island.steps()`",
                 hint="that loop begins where the checkpoint ends, and saves and stops when it is time",
@@ -171,7 +171,8 @@ class Session(Island):
             value = super().evaluate(bits_per_byte)
         self._note("eval", bits_per_byte=value)
         self._reporter.update(bits_per_byte=tuple(self.evaluated[-60:]))
-        log.info("step %d: %.4f bits per byte", self.done, value)
+        if self._ranks.leads:
+            log.info("step %d: %.4f bits per byte", self.done, value)
         return value
 
     def finish(self) -> bool:

@@ -26,13 +26,24 @@ def named_parameters(model: Model) -> dict[str, Tensor]:
     """The parameters by name; what wrappers (DDP, ``torch.compile``) put before a name is taken away.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: there are none, or one has two names, or two have one.
     """
     if isinstance(model, nn.Module):
         pairs: Iterable[tuple[str, Tensor]] = model.named_parameters()
     else:
         pairs = model.items() if isinstance(model, Mapping) else model
-    found = {_bare(name): parameter for name, parameter in pairs}
+    found: dict[str, Tensor] = {}
+    names: dict[Tensor, str] = {}
+    for full, parameter in pairs:
+        name = _bare(full)
+        if name in found:
+            raise ConfigError(f"attach: two parameters of the model are called '{name}'")
+        if parameter in names:
+            raise ConfigError(
+                f"attach: '{names[parameter]}' and '{name}' are one parameter, which would be exchanged twice",
+                hint="give it once; a module's named_parameters() does",
+            )
+        found[name], names[parameter] = parameter, name
     if not found:
         raise ConfigError("attach: the model has no parameters")
     return found
