@@ -92,6 +92,8 @@ class InProcessRelay:
         self._beginning = threading.Lock()
         self._begun: tuple[int, ...] = ()
         self._steps: dict[int, int] = {}
+        self._left: set[int] = set()
+        self._patient = (late or Late()).then == "wait"
         self.service = Service(
             self.archive,
             run=run,
@@ -195,6 +197,22 @@ class InProcessRelay:
             )
         return any(versions) and versions == self._begun
 
+    def leave(self, cell: int) -> None:
+        """The cell's loop has ended: no packet of it will come any more."""
+        self._left.add(cell)
+
+    def check_others(self, cell: int) -> None:
+        """While a cell waits: those that it waits for can still come, or the late policy goes on without them.
+
+        Raises:
+            ExchangeError: it would wait for ever.
+        """
+        if self._patient and (gone := self._left & self.service.waits_for(cell)):
+            raise ExchangeError(
+                f"cell {cell} waits for cell {min(gone)}, whose loop has ended before its last step",
+                hint="end every loop with island.finish(); cells that are to stop early leave all at one step",
+            )
+
     def status(self) -> RelayStatus:
         """The whole view of the run."""
         return self.service.status()
@@ -294,6 +312,10 @@ class InProcessTransport:
     def begin(self, versions: tuple[int, ...], steps: int) -> bool:
         """See ``InProcessRelay.begin``."""
         return self._relay.begin(self.cell, versions, steps)
+
+    def check_others(self) -> None:
+        """See ``InProcessRelay.check_others``."""
+        self._relay.check_others(self.cell)
 
     def register_checkpoint(self, step: int, manifest: str, versions: Sequence[int], attempt: int) -> Entry:
         """Tell that a checkpoint is whole on disk.

@@ -182,6 +182,11 @@ class Service:
         self.tick()
         return entry
 
+    def waits_for(self, cell: int) -> set[int]:
+        """See ``Rounds.waits_for``."""
+        with self._lock:
+            return self._rounds.waits_for(cell)
+
     def begin_at(self, versions: tuple[int, ...]) -> None:
         """See ``Rounds.begin_at``. Not kept by the archive."""
         with self._lock:

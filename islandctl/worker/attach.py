@@ -105,7 +105,7 @@ def attach(
         raise UsageError("attach: state and held_out_hash are for launched runs", hint="leave out transport")
     if steps is None:
         raise UsageError("attach: steps is missing: how many inner steps has the run?")
-    for name, number, least in (("steps", steps, 1), ("tokens_per_step", tokens_per_step, 0)):
+    for name, number, least in (("steps", steps, 1), ("tokens_per_step", tokens_per_step, 0), ("seed", seed, 0)):
         if number is not None:
             check_whole(f"attach: {name}", number, least)
     return _explicit(
@@ -172,6 +172,7 @@ def _explicit(
             num_cells=place.num_cells,
             transport=place,
             journal=journal or MemoryJournal(),
+            on_wait=getattr(place, "check_others", lambda: None),
         )
         place.tell_model(1, [(name, tuple(parameter.shape)) for name, parameter in parameters.items()])
     aside = getattr(place, "aside", None)  # where cells of one process take turns

@@ -35,6 +35,21 @@ def check_whole(what: str, value: Any, least: int) -> int:
     return number
 
 
+def check_number(name: str, value: Any) -> float:
+    """The figure, plain.
+
+    Raises:
+        UsageError: it is no single number.
+    """
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # torch raises the last for a tensor of several numbers
+        raise UsageError(
+            f"island.step(): {name} must be a single number, not a {type(value).__name__}",
+            hint=f"for example {name}={name}.mean().item()",
+        ) from error
+
+
 @contextmanager
 def _nobody_else(made: float) -> Iterator[Callable[[float], None]]:
     """This process has one cell."""
@@ -128,7 +143,7 @@ class Island:
 
         Raises:
             UsageError: after ``finish`` or the last step; twice in one pass of ``steps``; ``tokens`` is not known,
-                or no number of tokens.
+                or no number of tokens; a figure is no single number.
             CheckpointError: of the first step: what was loaded does not fit the other cells.
             ExchangeError: a round cannot be carried out; a parameter holds a value that is not finite.
             DivergenceError: the cells do not hold the same anchors.
@@ -148,6 +163,8 @@ class Island:
                 "island.step(): how many tokens?", hint="island.step(tokens=…), or attach(…, tokens_per_step=…)"
             )
         counted = check_whole("island.step(): tokens", counted, 0)
+        for name, value in figures.items():
+            check_number(name, value)
         self._begin()
         self.tokens += counted
         with self._aside(self.pace.position(self.done + 1)) as come_back:
@@ -158,7 +175,12 @@ class Island:
 
     def is_due(self, every: int) -> bool:
         """Whether the last step has reached a multiple of ``every`` of the run's steps: the time to evaluate, or to
-        print. Cells that take unequal numbers of steps do so together."""
+        print. Cells that take unequal numbers of steps do so together.
+
+        Raises:
+            UsageError: ``every`` is no whole number, or less than 1.
+        """
+        every = check_whole("island.is_due(): every", every, 1)
         return self.done > 0 and self.pace.run_step(self.done) // every > self.pace.run_step(self.done - 1) // every
 
     def finish(self) -> bool:

@@ -21,7 +21,7 @@ from islandctl.exchange.island import Hurried
 from islandctl.ledger.entries import Halt
 from islandctl.relay.client import RelayClient
 from islandctl.relay.messages import UNSAVED
-from islandctl.worker.island import STOPPED, Island
+from islandctl.worker.island import STOPPED, Island, check_number
 from islandctl.worker.keeper import Keeper
 from islandctl.worker.links import connect, join, read_all, read_ledger, same_model
 from islandctl.worker.metrics import Metrics, peak_memory
@@ -152,7 +152,7 @@ class Session(Island):
                 "island.step() outside of `for step in island.steps()`",
                 hint="that loop begins where the checkpoint ends, and saves and stops when it is time",
             )
-        told = {name: float(value) for name, value in figures.items()}
+        told = {name: check_number(name, value) for name, value in figures.items()}
         if taken := told.keys() & RESERVED:
             raise UsageError(f"island.step(): '{min(taken)}' is noted already", hint="give the figure another name")
         began = time.monotonic()

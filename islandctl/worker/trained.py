@@ -26,7 +26,7 @@ def named_parameters(model: Model) -> dict[str, Tensor]:
     """The parameters by name; what wrappers (DDP, ``torch.compile``) put before a name is taken away.
 
     Raises:
-        ConfigError: there are none, or one has two names, or two have one.
+        ConfigError: there are none, or one has two names, or two have one, or it is no model at all.
     """
     if isinstance(model, nn.Module):
         pairs: Iterable[tuple[str, Tensor]] = model.named_parameters()
@@ -34,7 +34,7 @@ def named_parameters(model: Model) -> dict[str, Tensor]:
         pairs = model.items() if isinstance(model, Mapping) else model
     found: dict[str, Tensor] = {}
     names: dict[Tensor, str] = {}
-    for full, parameter in pairs:
+    for full, parameter in _checked(pairs):
         name = _bare(full)
         if name in found:
             raise ConfigError(f"attach: two parameters of the model are called '{name}'")
@@ -46,6 +46,19 @@ def named_parameters(model: Model) -> dict[str, Tensor]:
         found[name], names[parameter] = parameter, name
     if not found:
         raise ConfigError("attach: the model has no parameters")
+    return found
+
+
+def _checked(pairs: Any) -> list[tuple[str, Tensor]]:
+    found = list(pairs) if isinstance(pairs, Iterable) else [pairs]
+    for each in found:
+        if not (
+            isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], str) and isinstance(each[1], Tensor)
+        ):
+            raise ConfigError(
+                f"attach: a {type(each).__name__} is no parameter with its name",
+                hint="attach(model, optimizer): the module, or its named_parameters()",
+            )
     return found
 
 

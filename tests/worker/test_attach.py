@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import signal
 import subprocess
 import sys
+import threading
 import traceback
 from typing import Any
 
@@ -510,6 +512,60 @@ def test_cells_that_train_unequal_steps() -> None:
     assert "is to train 13 steps, cell 0 12" in refused(loop, 2).message
 
 
+@pytest.mark.parametrize("mode", ["two-site", "butterfly"])
+@pytest.mark.parametrize("overlap", [0, 2])
+def test_a_loop_that_leaves_the_others_waiting(mode: str, overlap: int) -> None:
+    exchange = settings(overlap=overlap, mode=mode, **({"outer": {}} if mode == "butterfly" else {}))
+
+    def loop(place: Any) -> None:
+        with attached(place, model()) as island:
+            for _ in island.steps():
+                if island.step() == 6 and place.cell == 1:
+                    return
+            island.finish()
+
+    error = refused(loop, 2, exchange)
+    assert isinstance(error, ExchangeError)
+    assert error.message == "cell 0 waits for cell 1, whose loop has ended before its last step"
+
+
+def test_an_interrupt_ends_the_loops_too() -> None:
+    threads = []
+
+    def loop(place: Any) -> None:
+        threads.append(threading.current_thread())
+        for step in (island := attached(place, model(), steps=10_000)).steps():
+            if step == 3 and place.cell == 0:
+                main = threading.main_thread().ident
+                assert main is not None
+                signal.pthread_kill(main, signal.SIGINT)
+            island.step()
+
+    with pytest.raises(KeyboardInterrupt):
+        islandctl.run_cells(loop, 2, settings())
+    assert len(threads) == 2
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def test_what_is_no_model() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for given, told in ((optimizer, "a SGD"), (net.parameters(), "a Parameter"), ([("a", 1)], "a tuple")):
+        error = refused(lambda place, given=given: islandctl.attach(given, optimizer, transport=place, steps=3))
+        assert error.message == f"attach: {told} is no parameter with its name"
+
+
+def test_figures_and_intervals_that_are_no_numbers() -> None:
+    def figure(place: Any) -> None:
+        attached(place, model()).step(loss=torch.ones(2))
+
+    assert refused(figure).message == "island.step(): loss must be a single number, not a Tensor"
+    error = refused(lambda place: attached(place, model()).is_due(0))
+    assert error.message == "island.is_due(): every must be at least 1, not 0"
+
+
 def test_a_loop_that_was_left_goes_on_by_hand_or_in_another_one() -> None:
     def loop(place: Any) -> list[int]:
         net, seen = model(), []
@@ -585,6 +641,7 @@ def test_step_after_finish_and_after_the_last() -> None:
         ({"steps": 0}, "attach: steps must be at least 1, not 0"),
         ({"steps": 7.5}, "attach: steps must be a whole number, not 7.5"),
         ({"tokens_per_step": -3}, "attach: tokens_per_step must be at least 0, not -3"),
+        ({"seed": -1}, "attach: seed must be at least 0, not -1"),
     ],
 )
 def test_numbers_that_count_nothing(changes: dict[str, Any], message: str) -> None:
