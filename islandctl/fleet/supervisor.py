@@ -42,7 +42,7 @@ RESERVED, RESERVED_BYTES = ".reserved", 16 << 10
 BY_BUDGET = "stopped by budget"
 BUDGET_GRACE_S = 900.0
 """Between asking the child to end, since the budget is used up, and ending it: cells end together at one step."""
-MARK, JOB, LIFE = "ISLANDCTL_RUN", "ISLANDCTL_JOB", "ISLANDCTL_LIFE"
+MARK, JOB, LIFE, LOG = "ISLANDCTL_RUN", "ISLANDCTL_JOB", "ISLANDCTL_LIFE", "ISLANDCTL_LOG"
 ASKED = "asked to stop"
 LIVE = ("starting", "running", "backoff", "stopping")
 CRASH, MEMORY, HUNG, PEER_LOST = "crash", "out-of-memory", "hung", "peer-lost"
@@ -58,7 +58,8 @@ SLOW_WORK = 6.0
 """Starting, evaluating and checkpointing may take so many times longer than a step before they count as hung."""
 DUMP_S = 20.0
 LOG_BYTES = 64 << 20
-"""From this size on a life of the child begins a new piece of its log."""
+"""From this size on a life of the child begins a new piece of its log. One of our programs, which finds the log in
+its environment, does so by itself while it runs: what has the file open need not outlive us, nor we it."""
 LOG_PIECES = 4
 """So many are kept."""
 CGROUPS = "/sys/fs/cgroup"
@@ -795,6 +796,7 @@ class Supervisor:
                 raise ValueError(f"{path} is missing or is not a JSON object")
             env.update(secrets)
         env.update({MARK: job["mark"], JOB: job["name"], LIFE: f"{os.getpid()}.{self.restarts}"})
+        env[LOG] = self._log_base
         argv = list(job["argv"])
         self._turn_log()
         if job.get("setup"):
