@@ -108,9 +108,22 @@ def describe(
     )
 
 
+def check_files(site: SiteProfile, key: str) -> None:
+    """See that what the profile names as ``key``, ``lock`` or ``wheels``, is on this machine and can be read.
+
+    Raises:
+        ConfigError: it is not, or there is nothing in it.
+    """
+    own = site.environment
+    if key == "lock" and own.lock is not None and own.build:
+        _lines(own.lock)
+    elif key == "wheels" and own.wheels is not None and own.build:
+        _listed(own.wheels)
+
+
 def _lines(lock: str) -> list[str]:
     try:
-        return Path(lock).read_text().splitlines()
+        return Path(lock).expanduser().read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"environment.lock: {lock}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}",
@@ -127,20 +140,36 @@ def wheels_of(site: SiteProfile) -> tuple[Content, ...] | None:
     folder = site.environment.wheels
     if folder is None or not site.environment.build:
         return None
+    files = _listed(folder)
     try:
-        return files_of(Path(folder).expanduser())
+        return _packed(files)
     except OSError as error:
-        raise ConfigError(
-            f"environment.wheels: {folder}: {error.strerror}",
-            hint="name a folder of wheels beside the profile, as pip download -d FOLDER fills it",
-        ) from error
+        raise _unreadable(folder, error) from error
 
 
-def files_of(folder: Path) -> tuple[Content, ...]:
-    """What pip can install from in a folder."""
-    files = sorted(path for path in folder.iterdir() if path.name.endswith((".whl", ".tar.gz", ".zip")))
+def _unreadable(folder: str, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"environment.wheels: {error.filename or folder}: {error.strerror}",
+        hint="name a folder of wheels beside the profile, as pip download -d FOLDER fills it",
+    )
+
+
+def _listed(folder: str) -> list[Path]:
+    try:
+        files = files_of(Path(folder).expanduser())
+    except OSError as error:
+        raise _unreadable(folder, error) from error
     if not files:
         raise ConfigError(f"environment.wheels: {folder} holds no wheels", hint="fill it: pip download -d FOLDER …")
+    return files
+
+
+def files_of(folder: Path) -> list[Path]:
+    """What pip can install from in a folder."""
+    return sorted(path for path in folder.iterdir() if path.name.endswith((".whl", ".tar.gz", ".zip")))
+
+
+def _packed(files: Sequence[Path]) -> tuple[Content, ...]:
     small = [path for path in files if path.stat().st_size < ALONE_BYTES]
     alone = [Content.of(path, path.name) for path in files if path not in small]
     return (*alone, Content.of(_together(small), TOGETHER)) if small else tuple(alone)
@@ -178,7 +207,7 @@ def download(made: Environment, say: Callable[[str], None]) -> tuple[Content, ..
                 except OSError:
                     if not folder.is_dir():  # else another launch was faster
                         raise
-    return files_of(folder)
+    return _packed(files_of(folder))
 
 
 def _download(made: Environment, folder: Path, requirements: Path) -> None:
