@@ -489,8 +489,12 @@ def first_to_fail(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
 def story(rank: dict[str, Any], others: int) -> str:
     """How the first rank ended, and what became of the others."""
     code = rank["code"] if rank.get("signal") is None else -rank["signal"]
-    rest = {0: "", 1: "; the other rank was stopped by us"}
-    return f"{_rank(rank)}: {ending(code)}" + rest.get(others, f"; the other {others} ranks were stopped by us")
+    return f"{_rank(rank)}: {ending(code)}{_stopped(others, 'the other')}"
+
+
+def _stopped(ranks: int, which: str) -> str:
+    many = {0: "", 1: f"; {which} rank was stopped by us"}
+    return many.get(ranks, f"; {which} {ranks} ranks were stopped by us")
 
 
 def _rank(told: dict[str, Any]) -> str:
@@ -608,6 +612,8 @@ class Supervisor:
         """How long supervisors of this folder have kept the job."""
         self._counted = time.monotonic()
         self.child: subprocess.Popen[bytes] | None = None
+        self.pid = 0
+        """Of the child's present life, or of its last one."""
         self.state: dict[str, Any] = {}
         self._woken, self._waker = os.pipe()
         for descriptor in (self._woken, self._waker):
@@ -750,7 +756,7 @@ class Supervisor:
             self.trouble = f"cannot start {self.job['argv'][0]}: {error}"
             self._log(self.trouble)
             return 127
-        pid = self.child.pid
+        pid = self.pid = self.child.pid
         self._log(f"started pid {pid}")
         self._tell("running", child_pid=pid, child_birth=birth(pid), outcome_before=before)
         # WNOWAIT: the child stays a zombie until its group is gone, so its number cannot be given to anybody else.
@@ -891,7 +897,7 @@ class Supervisor:
         first = first_to_fail(ended.get("ranks") or [])
         why: dict[str, Any] = {
             "kind": CRASH,
-            "cause": self.trouble or ending(code),
+            "cause": self.trouble or self._ending(code),
             "code": code if code >= 0 else None,
             "signal": -code if code < 0 else None,
             "rank": None,
@@ -913,6 +919,13 @@ class Supervisor:
             by = ended.get("signal") or -min(0, code)
             why.update(kind=PREEMPTED, cause=f"ended by {named(by)} from outside" if by else said["reason"])
         return why
+
+    def _ending(self, code: int) -> str:
+        """How the child itself ended: torchrun, where it has ranks. After set-up lines a code may be theirs."""
+        ranks = self.job.get("ranks") or ()
+        if not ranks or (code >= 0 and self.job.get("setup")):
+            return ending(code)
+        return f"torchrun (process {self.pid}): {ending(code)}{_stopped(len(ranks), 'its') if code < 0 else ''}"
 
     def _starved(self, why: dict[str, Any]) -> bool:
         """Was it the kernel that killed it, for lack of memory? Then its count has grown; the cause says so."""
