@@ -217,11 +217,16 @@ def _last_end(nodes: Sequence[NodeFacts]) -> str:
 
 
 def _node(cell: CellRecord, facts: NodeFacts) -> NodeView:
-    label = cell.nodes[facts.node].label
+    record = cell.nodes[facts.node]
     if facts.state is None:
-        return NodeView(node=facts.node, label=label, state="unreachable", detail=facts.trouble)
+        return NodeView(node=facts.node, label=record.label, state="unreachable", detail=facts.trouble)
     state = facts.state
     kind = state.kind if state.state in ("ended", "lost") else state.last_kind
     return NodeView(
-        node=facts.node, label=label, state=state.state, restarts=state.restarts, kind=kind, detail=state.reason
+        node=facts.node,
+        label=record.known_as(state.node),
+        state=state.state,
+        restarts=state.restarts,
+        kind=kind,
+        detail=state.reason,
     )

@@ -172,6 +172,17 @@ def test_a_rank_that_was_killed_is_told_before_those_that_lost_it() -> None:
     assert "data.limit_bytes" in view.hint
 
 
+def test_a_node_is_called_by_its_scheduler_s_name_once_that_is_known() -> None:
+    view = look(make.facts(make.node(0, make.running(node="gpu-0417")), make.node(1, make.running(state="pending"))))
+    assert view.cells[0].nodes[0].label == "east/gpu-0417"
+    assert view.cells[1].nodes[0].label == make.record().cells[1].nodes[0].label
+    failed = make.ended("failed", kind="crash", rank=0, reason="exit code 3", node="gpu-0417")
+    view = look(make.facts(make.node(0, failed)))
+    assert view.culprit is not None
+    assert view.culprit.node == "east/gpu-0417"
+    assert view.detail == "east, node east/gpu-0417, rank 0: exit code 3"
+
+
 def test_a_cell_that_was_taken_away_is_said_to_be_preempted() -> None:
     taken = make.ended("stopped", kind="preempted", reason="the supervisor got SIGTERM")
     view = look(make.facts(make.node(0, taken)))
