@@ -22,6 +22,7 @@ from typing import Any
 from islandctl.config.paths import home
 from islandctl.config.site import SiteProfile
 from islandctl.errors import ConfigError, PreflightError
+from islandctl.fleet import lock
 from islandctl.fleet.delivery import Content
 from islandctl.fleet.host import Host
 from islandctl.fleet.needs import Needs
@@ -60,6 +61,8 @@ class Environment:
     wheels: tuple[Content, ...] | None
     """From the profile's folder; None: pip has an index, or ``offline``."""
     offline: bool
+    locked: bool
+    """Are the requirements those of a lock file?"""
 
     @property
     def hash(self) -> str:
@@ -86,12 +89,13 @@ def describe(
         wheels: those of ``environment.wheels``.
 
     Raises:
-        ConfigError: the lock file cannot be read.
+        ConfigError: the lock file cannot be read, or not be used.
     """
     own = site.environment
     on_file, on_line = split_options(own.pip_options)
-    if own.lock is not None and needs.packages:
-        requirements = [*on_file, *_lines(own.lock)]
+    locked = own.lock is not None and needs.packages
+    if own.lock is not None and locked:
+        requirements = [*on_file, *lock.read(own.lock)]
     else:
         requirements = [*on_file, *needs.requirements, *(own.packages if needs.packages else ())]
     return Environment(
@@ -105,6 +109,7 @@ def describe(
         wanted=needs.imports,
         wheels=wheels,
         offline=own.offline and wheels is None,
+        locked=locked,
     )
 
 
@@ -116,19 +121,9 @@ def check_files(site: SiteProfile, key: str) -> None:
     """
     own = site.environment
     if key == "lock" and own.lock is not None and own.build:
-        _lines(own.lock)
+        lock.read(own.lock)
     elif key == "wheels" and own.wheels is not None and own.build:
         _listed(own.wheels)
-
-
-def _lines(lock: str) -> list[str]:
-    try:
-        return Path(lock).expanduser().read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"environment.lock: {lock}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}",
-            hint="name a requirements file beside the profile, as pip freeze writes it",
-        ) from error
 
 
 def wheels_of(site: SiteProfile) -> tuple[Content, ...] | None:
@@ -221,7 +216,9 @@ def _download(made: Environment, folder: Path, requirements: Path) -> None:
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S)
     if done.returncode == 0:
         return
-    lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()][-4:]
+    whole = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    lock.refuse_another_file("this machine", whole)
+    lines = whole[-4:]
     raise PreflightError(
         f"this machine: pip download for Python {version} on {made.arch} failed: {' / '.join(lines)}",
         hint="fetch the wheels in another way, and name their folder as environment.wheels in the site profile",
@@ -308,6 +305,7 @@ def _judge(label: str, answer: dict[str, Any], made: Environment) -> None:
             "or environment.wheels: FOLDER; or name an index that it reaches in environment.pip_options",
         )
     if answer.get("error") == "pip":
+        lock.refuse_another_file(label, answer["lines"])
         raise PreflightError(
             f"{label}: pip install failed: {lines}",
             hint="add what is missing to the folder of environment.wheels"
@@ -319,7 +317,9 @@ def _judge(label: str, answer: dict[str, Any], made: Environment) -> None:
         told = answer["told"]
         raise PreflightError(
             f"{label}: the built environment is not fit: {told.get('error') or listed(told['missing'])}",
-            hint="add what is missing to environment.packages in the site profile",
+            hint="add what is missing to environment.lock"
+            if made.locked
+            else "add what is missing to environment.packages in the site profile",
         )
 
 
