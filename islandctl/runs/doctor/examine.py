@@ -45,6 +45,7 @@ from islandctl.runs.doctor.seen import compared
 from islandctl.runs.files import only_one
 from islandctl.runs.reach import Reach, Say
 from islandctl.runs.record import RunRecord
+from islandctl.runs.secrets import know
 
 RELAY_START_S, TUNNEL_S = 180.0, 2.0
 """A relay on a host that was never prepared gets its small environment first; and each node its tunnel."""
@@ -74,6 +75,7 @@ def examine(
         ConfigError: recipe and sites contradict one another.
     """
     plan, began = make_plan(for_one(recipe, sites), sites), time.monotonic()
+    know(plan)
     record = records.create(plan, f"doctor-{secrets.token_hex(4)}", launcher_pid=os.getpid())
     folder = RunFolder.of(record.run)
     with only_one(folder.root / "lock", "islandctl doctor"), Reach(plan, record.run, say, ask) as reach:
