@@ -259,7 +259,8 @@ class WorkerRecipe(Settings):
     restart: Restart = Restart()
     watchdog: Watchdog = Watchdog()
     logs: Size = Field(default=256 * 2**20, ge=4096)
-    """What is kept of each rank's log, in four pieces: the oldest is removed when a fifth begins."""
+    """What is kept of each rank's log, and of what torchrun prints on a node, in four pieces: the oldest is removed
+    when a fifth begins."""
     env: dict[str, str] = Field(default_factory=dict)
     """Extra environment variables. They are kept with plan and record: no secrets."""
     secrets: tuple[str, ...] = ()

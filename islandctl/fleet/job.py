@@ -86,6 +86,8 @@ class SupervisorState(Model):
     rank: int | None = None
     """The first rank that failed, where it is known."""
     reason: str = ""
+    node: str = ""
+    """The scheduler's own name of its node; empty: not known, or the host is the node."""
     last: str = ""
     """Why the child last ended though nobody had asked it to; empty: it never did."""
     last_kind: EndKind = ""

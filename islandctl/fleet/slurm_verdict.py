@@ -94,7 +94,7 @@ def _of(
     who = f"Slurm's job {submission.get('job') or submission['name']}"
     phase = job.phase if job is not None else None
     if job is not None and phase == "waiting":
-        return file.model_copy(update={"state": "pending", "reason": _waits(job, submission)})
+        return file.model_copy(update={"state": "pending", "node": "", "reason": _waits(job, submission)})
     if job is not None and phase in ("running", "ending", "unknown"):
         return _running(file, job, who, log)
     if finished:

@@ -81,7 +81,9 @@ def _own_steps(cell: CellRecord, steps: int, step: int | None) -> dict[str, int 
 def told_by_relay(relay: RelayStatus | None, cell: int, attempt: int) -> bool:
     """Has the relay figures of the cell in this attempt? Workers that have just come back tell none at first."""
     beat = relay.cells[cell].heartbeat if relay is not None and cell < len(relay.cells) else None
-    return beat is not None and beat.attempt == attempt and (beat.step > 0 or bool(beat.bits_per_byte))
+    if beat is None or beat.attempt != attempt or beat.state == "starting":
+        return False
+    return beat.step > 0 or bool(beat.bits_per_byte)
 
 
 def _heartbeat(
@@ -89,7 +91,8 @@ def _heartbeat(
 ) -> tuple[Heartbeat | None, float | None, str]:
     """The newest word of the cell's workers in this attempt, its age, and where it comes from.
 
-    A word without figures gets those that the cell's file holds, so that bar and curve go on where they were.
+    A word without figures gets those that the cell's file holds, so that bar and curve go on where they were. A file
+    in which the same life has trained is newer than that life's word of its start.
     """
     filed = next((node.heartbeat for node in nodes if node.heartbeat and node.heartbeat.attempt == attempt), None)
     seen = relay.cells[cell] if relay is not None and cell < len(relay.cells) else None
@@ -98,6 +101,8 @@ def _heartbeat(
         age = next((node.heartbeat_age_s for node in nodes if node.heartbeat is filed), None)
         return filed, age, "none" if filed is None else "files"
     if filed is not None and not told_by_relay(relay, cell, attempt):
+        if told.state in ("starting", "waiting") and filed.state == "training" and filed.life == told.life != "":
+            return filed, seen.age_s, "relay"
         own = {"state": told.state, "life": told.life, "message": told.message or filed.message}
         told = filed.model_copy(update={**own, "tokens_per_s": told.tokens_per_s})
     return told, seen.age_s, "relay"
@@ -212,11 +217,16 @@ def _last_end(nodes: Sequence[NodeFacts]) -> str:
 
 
 def _node(cell: CellRecord, facts: NodeFacts) -> NodeView:
-    label = cell.nodes[facts.node].label
+    record = cell.nodes[facts.node]
     if facts.state is None:
-        return NodeView(node=facts.node, label=label, state="unreachable", detail=facts.trouble)
+        return NodeView(node=facts.node, label=record.label, state="unreachable", detail=facts.trouble)
     state = facts.state
     kind = state.kind if state.state in ("ended", "lost") else state.last_kind
     return NodeView(
-        node=facts.node, label=label, state=state.state, restarts=state.restarts, kind=kind, detail=state.reason
+        node=facts.node,
+        label=record.known_as(state.node),
+        state=state.state,
+        restarts=state.restarts,
+        kind=kind,
+        detail=state.reason,
     )

@@ -15,7 +15,8 @@ from typing import Generic, TypeVar
 from pydantic import ValidationError
 
 from islandctl.config.paths import CellFolder, RunFolder, log_pieces
-from islandctl.errors import HostKeyError, IslandError, UnreachableError
+from islandctl.config.secrets import hide
+from islandctl.errors import HostKeyError, IslandError, UnreachableError, UsageError
 from islandctl.fleet import node as nodes
 from islandctl.fleet import supervisor
 from islandctl.fleet.host import Host
@@ -27,7 +28,8 @@ from islandctl.runs.cells import told_by_relay
 from islandctl.runs.files import has_open, holder, only_one
 from islandctl.runs.metrics import heartbeat_from, newest_time
 from islandctl.runs.reach import Reach, Say, worded
-from islandctl.runs.record import FAILED, FINISHED, NodeRecord, RunRecord, change, load
+from islandctl.runs.record import FAILED, FINISHED, NodeRecord, RunRecord, change, load, load_plan_of
+from islandctl.runs.secrets import know
 from islandctl.runs.status import Facts, NodeFacts, Outcome, RunStatus
 from islandctl.runs.watch import combine
 from islandctl.runs.workers import Group, groups, states_of
@@ -297,7 +299,9 @@ class Watcher:
             content = nodes.read_tail(host, f"{node.folder}/logs/{newest[log]}", LOG_TAIL_BYTES)
             lines = [line for line in content.decode(errors="replace").splitlines() if line.strip()]
             if lines:
-                return tuple(lines[-LOG_TAIL_LINES:])
+                with contextlib.suppress(UsageError):  # else nobody knows which secrets there are
+                    know(load_plan_of(self._record))
+                return tuple(map(hide, lines[-LOG_TAIL_LINES:]))
         return ()
 
 

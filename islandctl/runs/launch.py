@@ -29,6 +29,7 @@ from islandctl.planner.plan import Plan
 from islandctl.runs import record as records
 from islandctl.runs import secrets
 from islandctl.runs.files import only_one
+from islandctl.runs.given import demand_all
 from islandctl.runs.network import await_tunnels, start_relay, start_tunnels
 from islandctl.runs.reach import Reach, Say, Verdict, demand, each
 from islandctl.runs.record import CellRecord, NodeRecord, RunRecord
@@ -73,11 +74,11 @@ def start(
 
     Raises:
         UsageError: the name is taken.
-        PreflightError: a secret is not set here.
+        ConfigError: a secret is not set here, or a file that a profile names cannot be read.
         HostKeyError, PreflightError, UnreachableError, RunError: a step failed; everything it had started is ended.
     """
     secrets.know(plan)
-    secrets.demand_all(plan)
+    demand_all(plan)
     record = records.create(plan, run, launcher_pid=os.getpid())
     with (
         only_one(RunFolder.of(record.run).root / "lock", f"islandctl launch {record.run}"),

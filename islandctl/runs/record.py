@@ -60,6 +60,10 @@ class NodeRecord(Model):
         """``site/host``, as messages name the node."""
         return f"{self.site}/{self.host or 'local'}"
 
+    def known_as(self, name: str) -> str:
+        """The same with the scheduler's own name of the node; empty: it is not known, or the host is the node."""
+        return f"{self.site}/{name}" if name else self.label
+
 
 class CellRecord(Model):
     """One cell and its nodes."""

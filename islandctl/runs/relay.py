@@ -9,7 +9,7 @@ import time
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from islandctl.config.paths import RunFolder
+from islandctl.config.paths import RunFolder, log_pieces
 from islandctl.errors import IslandError, PreflightError, RelayError, UnreachableError
 from islandctl.fleet import node as nodes
 from islandctl.fleet.host import Host
@@ -199,6 +199,8 @@ class _Start:
         state = nodes.state(self._host, self._folder)
         if state.state != "ended" and state.restarts < self._before + 2:
             return
+        (sizes,) = nodes.sizes(self._host, [f"{self._folder}/logs"])
+        self.log = f"{self._folder}/logs/{log_pieces(sizes).get('relay', ['relay.log'])[-1]}"
         text = nodes.read_tail(self._host, self.log, 8192).decode(errors="replace")
         said = [line.partition(" ERROR ")[2] for line in text.splitlines() if " ERROR " in line]
         # the relay writes "message (hint)"

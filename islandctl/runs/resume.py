@@ -169,7 +169,7 @@ def _mend(
         UsageError: everything runs, or the run is being stopped, or what is asked for takes a new attempt (``anew``).
     """
     dead = [node for node, state in states.items() if not state.lives and state.outcome != "finished"]
-    names = ", ".join(dict.fromkeys(node.label for node, state in states.items() if state.lives))
+    names = ", ".join(dict.fromkeys(node.known_as(state.node) for node, state in states.items() if state.lives))
     if anew or record.phase != "launched" or not (dead or silent(record, reach)):
         raise UsageError(
             f"{record.run} still runs on {names}",

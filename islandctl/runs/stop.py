@@ -194,13 +194,14 @@ def _wait(record: RunRecord, reach: Reach, say: Say, deadline_s: float) -> None:
     end = time.monotonic() + deadline_s
     seen: set[str] = set()
     while time.monotonic() < end:
-        living = _living(record, reach)
-        names = {node.label for node in living}
-        for node in record.nodes:
-            if node.label not in names | seen:
-                seen.add(node.label)
-                say(f"{node.label}: ended")
-        if not living:
+        told = [(verdict.item, verdict.value) for verdict in supervisors(record, reach)]
+        known = [(node.known_as(state.node), state) for node, state in told if state is not None]
+        lives = {name for name, state in known if state.lives}
+        for name, _ in known:
+            if name not in lives | seen:
+                seen.add(name)
+                say(f"{name}: ended")
+        if not any(state.runs for _, state in known):
             return
         time.sleep(POLL_S)
     say(f"not all cells ended within {deadline_s:g} s; their supervisors end them now")

@@ -19,10 +19,10 @@ from pydantic import ValidationError
 
 from islandctl.config import secrets
 from islandctl.config.job import CellJob
+from islandctl.config.lines import Pieces, WholeLines, kept_bytes
 from islandctl.config.paths import CellFolder
 from islandctl.errors import ConfigError, IslandError, UsageError
 from islandctl.worker import interface
-from islandctl.worker.lines import Pieces, WholeLines
 from islandctl.worker.main import train
 from islandctl.worker.outcome import Outcome, release_outcome, reserve_outcome, write_outcome
 from islandctl.worker.process import Process, enter
@@ -33,7 +33,6 @@ from islandctl.worker.wishes import Stopped, Wishes
 
 log = logging.getLogger("islandctl.worker")
 NODE_VARIABLE = "ISLANDCTL_NODE_FOLDER"
-LOG_VARIABLE = "ISLANDCTL_LOG_BYTES"
 
 
 def read_job(folder: CellFolder) -> CellJob:
@@ -60,9 +59,7 @@ def start_log(rank: int) -> None:
     node = os.environ.get(NODE_VARIABLE)
     if node:
         with suppress(OSError):
-            Pieces(
-                Path(node, "logs"), f"rank-{rank}", kept_bytes=int(os.environ.get(LOG_VARIABLE, 256 << 20))
-            ).begin()
+            Pieces(Path(node, "logs"), f"rank-{rank}", kept_bytes=kept_bytes()).begin()
     logging.raiseExceptions = False  # else each lost line would print a traceback, to the same full disk
     handler = WholeLines(2)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))

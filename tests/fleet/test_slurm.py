@@ -37,6 +37,7 @@ def test_two_nodes_meet_where_both_have_reached(tmp_path: Path, slurm: Cluster) 
         cell.start(20)
     last = cell.until(ended)
     assert [state.outcome for state in last] == ["finished", "finished"]
+    assert {state.node for state in last} == {"n1", "n2"}
     (first,), (second,) = ([line.split()[3:] for line in cell.log(node)] for node in (0, 1))
     assert "None" not in first + second
     assert first[1] == second[1]
@@ -50,6 +51,7 @@ def test_a_life_in_the_queue(tmp_path: Path, slurm: Cluster) -> None:
     cell.start(10)
     (held,) = cell.until(pending)
     assert held.reason == f"job {cell.job}: JobHeldUser: held; scontrol release {cell.job} lets it go"
+    assert held.node == ""
     assert cell.scheduler.left(cell.host, cell.mark, end=False) == [f"Slurm's job {cell.job} (PENDING)"]
     cell.stop()
     (stopped,) = cell.states()
@@ -66,6 +68,7 @@ def test_a_life_in_the_queue(tmp_path: Path, slurm: Cluster) -> None:
     os.kill(state.supervisor_pid, signal.SIGKILL)  # the job has its tasks begin again, in the same nodes
     (back,) = cell.until(lambda seen: running(seen) and seen[0].supervisor_pid != state.supervisor_pid)
     assert back.restarts == state.restarts
+    assert back.node == state.node != ""
     assert "slurm_node" in Path(f"/proc/{back.supervisor_pid}/cmdline").read_text()
     cell.until(lambda _: len(cell.log()) > 1)
     slurm.run("scancel", cell.job)

@@ -79,7 +79,7 @@ def test_a_run_over_ssh(far: Far) -> None:
     machine, west = far.machine, far.servers["west"]
     machine.changes = {"worker": {"secrets": ["FAR_API_KEY"]}}
     missing = machine.launch(5000, "far", "--detach")
-    assert missing.returncode == 4
+    assert missing.returncode == 2
     assert "worker.secrets: FAR_API_KEY is not set on this machine" in missing.stderr
     secret = machine.env["FAR_API_KEY"] = "not-to-be-seen-anywhere"
     started = machine.launch(5000, "far", "--detach")

@@ -190,6 +190,8 @@ class Cell:
 
     name: str
     nodes: tuple[Node, ...]
+    bus_bytes_per_s: float | None = None
+    """Of a collective over them, as the plan reckons it; None: not known."""
 
 
 @dataclass(frozen=True)

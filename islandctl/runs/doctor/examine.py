@@ -34,9 +34,10 @@ from islandctl.fleet.checks.base import (
 from islandctl.fleet.checks.registry import all_checks
 from islandctl.fleet.checks.runner import Done, Task, run
 from islandctl.fleet.hostkeys import Ask
-from islandctl.planner.catalogue import accelerator
-from islandctl.planner.make import make_plan
+from islandctl.planner.catalogue import Accelerator, accelerator
+from islandctl.planner.make import make_plan, saved_by
 from islandctl.planner.plan import Plan
+from islandctl.planner.speed import bus_bytes_per_s
 from islandctl.runs import record as records
 from islandctl.runs.doctor import relay
 from islandctl.runs.doctor.report import DoctorReport, Row, in_order, row
@@ -44,6 +45,7 @@ from islandctl.runs.doctor.seen import compared
 from islandctl.runs.files import only_one
 from islandctl.runs.reach import Reach, Say
 from islandctl.runs.record import RunRecord
+from islandctl.runs.secrets import know
 
 RELAY_START_S, TUNNEL_S = 180.0, 2.0
 """A relay on a host that was never prepared gets its small environment first; and each node its tunnel."""
@@ -73,13 +75,14 @@ def examine(
         ConfigError: recipe and sites contradict one another.
     """
     plan, began = make_plan(for_one(recipe, sites), sites), time.monotonic()
+    know(plan)
     record = records.create(plan, f"doctor-{secrets.token_hex(4)}", launcher_pid=os.getpid())
     folder = RunFolder.of(record.run)
     with only_one(folder.root / "lock", "islandctl doctor"), Reach(plan, record.run, say, ask) as reach:
-        here = _Examination(plan, record, reach, say)
+        here = _Examination(plan, {site.value.name: accelerator(site) for site in sites}, record, reach, say)
         try:
             for site in sites:
-                here.nodes += _nodes(plan, site, reach, tier, seconds, record.mark)
+                here.nodes += _nodes(plan, recipe, site, reach, tier, seconds, record.mark)
             here.ask(checks)
         finally:
             for line in relay.end(record, plan, reach, lambda line: None):
@@ -104,6 +107,7 @@ def for_one(recipe: Loaded[Recipe], sites: Sequence[Loaded[SiteProfile]]) -> Loa
 
 def _nodes(
     plan: Plan,
+    recipe: Loaded[Recipe],
     site: Loaded[SiteProfile],
     reach: Reach,
     tier: Tier,
@@ -113,9 +117,10 @@ def _nodes(
     """The site's nodes, each host once, whatever cells it belongs to."""
     profile = site.value
     cells = [cell for cell in plan.cells if cell.site == profile.name]
-    saved = [one.checkpoint_bytes.value for one in plan.estimates if one.cell in {cell.name for cell in cells}]
+    # of the recipe as it is: a site that is examined alone will hold the exchange's state all the same
+    most_ranks = max(cell.num_ranks for cell in cells)
     wanted = Wanted(
-        checkpoint_bytes=max(saved, default=None),
+        checkpoint_bytes=saved_by(recipe, most_ranks),
         cells=len(cells),
         precision=plan.recipe.training.precision,
         matrix_flops=accelerator(site).matrix_flops,
@@ -144,8 +149,8 @@ def _nodes(
 class _Examination:
     """What is known so far."""
 
-    def __init__(self, plan: Plan, record: RunRecord, reach: Reach, say: Say) -> None:
-        self._plan, self._record, self._reach, self._say = plan, record, reach, say
+    def __init__(self, plan: Plan, known: dict[str, Accelerator], record: RunRecord, reach: Reach, say: Say) -> None:
+        self._plan, self._known, self._record, self._reach, self._say = plan, known, record, reach, say
         self.nodes: list[Node] = []
         self.rows: list[Row] = []
         self.measured: dict[str, dict[str, float]] = {}
@@ -247,8 +252,12 @@ class _Examination:
                 verdict = Verdict("skipped", "not all of its nodes answer")
                 self.rows.append(row(check, verdict, site=cell.site, place=place, seconds=0.0))
             elif len(nodes) > 1:
-                whole = Cell(cell.name, tuple(nodes))
+                whole = Cell(cell.name, tuple(nodes), self._bus(nodes))
                 yield Task(check, place, partial(check.look, whole), check.deadline(nodes[0].tier))
+
+    def _bus(self, nodes: Sequence[Node]) -> float | None:
+        site = nodes[0].site
+        return bus_bytes_per_s(site, self._known[site.name], min(node.ranks for node in nodes))
 
     def _of_groups(self, check: FleetCheck) -> Iterator[Task]:
         if check.scope == "fleet":

@@ -195,9 +195,11 @@ def test_all_reduce() -> None:
     assert load.judge_reduce(socket, kind="H200-SXM", ranks=4).level == "warn"
     wrong = [*answers[:7], {"rank": 7, "bus": 400e9, "right": False}]
     assert "wrong on rank 7" in load.judge_reduce({"answers": wrong}, kind="cpu", ranks=8).text
-    across = meeting.judge_across({"answers": answers, "lines": []}, kind="X", ranks=8, bandwidth=400e9)
-    assert (across.level, across.text) == ("ok", "400 GB/s between 8 ranks")
-    assert meeting.judge_across({"answers": answers}, kind="X", ranks=8, bandwidth=8e12).level == "fail"
+    across = meeting.judge_across({"answers": answers, "lines": []}, kind="X", ranks=8, expected=450e9)
+    assert (across.level, across.text, across.threshold) == ("ok", "400 GB/s between 8 ranks", "360 GB/s")
+    slow = meeting.judge_across(socket, kind="X", ranks=8, expected=600e9)
+    assert (slow.level, slow.threshold, "over TCP" in slow.text) == ("fail", "480 GB/s", True)
+    assert meeting.judge_across(socket, kind="X", ranks=8, expected=None).level == "warn"
 
 
 def test_forwarding_tells_why() -> None:
