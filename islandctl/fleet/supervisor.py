@@ -892,7 +892,7 @@ class Supervisor:
             "cause": self.trouble or ending(code),
             "code": code if code >= 0 else None,
             "signal": -code if code < 0 else None,
-            "rank": None,
+            "rank": self._only_rank(),
         }
         if first is not None:
             why.update(cause=story(first, len(self.job.get("ranks") or [0]) - 1))
@@ -911,6 +911,12 @@ class Supervisor:
             by = ended.get("signal") or -min(0, code)
             why.update(kind=PREEMPTED, cause=f"ended by {named(by)} from outside" if by else said["reason"])
         return why
+
+    def _only_rank(self) -> int | None:
+        """The rank that the child itself was; None: it keeps several, or none, or did not begin."""
+        ranks = self.job.get("ranks") or []
+        alone = len(ranks) == 1 and not self.job.get("ranks_ended") and not self.trouble
+        return int(ranks[0]) if alone else None
 
     def _starved(self, why: dict[str, Any]) -> bool:
         """Was it the kernel that killed it, for lack of memory? Then its count has grown; the cause says so."""

@@ -100,6 +100,16 @@ def test_a_word_and_a_cause(
     assert why["cause"].startswith(cause)
 
 
+def test_a_child_that_is_the_only_rank_ends_as_that_rank(tmp_path: Path) -> None:
+    job = {"name": "n", "mark": "m", "argv": ["x"], "ranks": [0]}
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    keeper = supervisor.Supervisor(str(tmp_path))
+    why = keeper._why(-9, {})
+    assert (why["cause"], why["signal"], why["rank"]) == ("killed by signal 9 (SIGKILL)", 9, 0)
+    keeper.trouble = "cannot start x: No such file or directory"
+    assert keeper._why(127, {})["rank"] is None
+
+
 def test_out_of_memory_twice_at_the_same_step_is_final(kept: Kept) -> None:
     """The first time a word of its own, the second time the kernel, whose count has grown."""
     cgroups = kept.root / "cgroups"
