@@ -48,7 +48,7 @@ class SupervisorJob(Model):
     ranks: tuple[int, ...] = ()
     """The ranks that the child keeps; none: it keeps none."""
     ranks_ended: str | None = None
-    """File in which the child tells how its ranks ended (``worker/recorded.py``)."""
+    """File in which the child tells how its ranks ended (``worker/recorded.py``); None: it is the only one itself."""
     binds: tuple[tuple[str, int], ...] = ()
     """(address, port) on which the child will listen: tried before each start, with the holder named."""
     watchdog: Watchdog | None = None

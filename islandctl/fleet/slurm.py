@@ -1,7 +1,7 @@
 """A cell as a job of Slurm, driven over SSH on the cluster's login node.
 
-One job a cell, one task a node; each task is that node's supervisor (``slurm_node.py``), and keeps torchrun as on a
-plain host. Jobs are found by their name, which holds the run's mark: nothing has to be remembered here.
+One job a cell, one task a node; each task is that node's supervisor (``slurm_node.py``), and keeps the workers as on
+a plain host. Jobs are found by their name, which holds the run's mark: nothing has to be remembered here.
 """
 
 from __future__ import annotations

@@ -900,7 +900,7 @@ class Supervisor:
             "cause": self.trouble or self._ending(code),
             "code": code if code >= 0 else None,
             "signal": -code if code < 0 else None,
-            "rank": None,
+            "rank": self._only_rank(),
         }
         if first is not None:
             why.update(cause=story(first, len(self.job.get("ranks") or [0]) - 1))
@@ -921,11 +921,17 @@ class Supervisor:
         return why
 
     def _ending(self, code: int) -> str:
-        """How the child itself ended: torchrun, where it has ranks. After set-up lines a code may be theirs."""
+        """How the child itself ended: torchrun, where it keeps ranks. After set-up lines a code may be theirs."""
         ranks = self.job.get("ranks") or ()
-        if not ranks or (code >= 0 and self.job.get("setup")):
+        if not self.job.get("ranks_ended") or (code >= 0 and self.job.get("setup")):
             return ending(code)
         return f"torchrun (process {self.pid}): {ending(code)}{_stopped(len(ranks), 'its') if code < 0 else ''}"
+
+    def _only_rank(self) -> int | None:
+        """The rank that the child itself was; None: it keeps several, or none, or did not begin."""
+        ranks = self.job.get("ranks") or []
+        alone = len(ranks) == 1 and not self.job.get("ranks_ended") and not self.trouble
+        return int(ranks[0]) if alone else None
 
     def _starved(self, why: dict[str, Any]) -> bool:
         """Was it the kernel that killed it, for lack of memory? Then its count has grown; the cause says so."""

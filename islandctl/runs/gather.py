@@ -285,7 +285,7 @@ class Watcher:
     def _last_lines(
         self, host: Host, node: NodeRecord, state: SupervisorState, outcome: Outcome | None
     ) -> tuple[str, ...]:
-        """The end of the log of the rank that failed, or of what torchrun itself printed."""
+        """The end of the log of the rank that failed, or of what was printed outside of them."""
         first = sum(one.num_ranks for one in self._record.cells[node.cell].nodes[: node.index])
         ranks = range(first, first + node.num_ranks)
         (sizes,) = nodes.sizes(host, [f"{node.folder}/logs"])

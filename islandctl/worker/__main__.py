@@ -28,6 +28,7 @@ from islandctl.worker.outcome import Outcome, release_outcome, reserve_outcome, 
 from islandctl.worker.process import Process, enter
 from islandctl.worker.pulse import Pulse
 from islandctl.worker.random_states import seed_all
+from islandctl.worker.rank import own_rank
 from islandctl.worker.script import run_script
 from islandctl.worker.wishes import Stopped, Wishes
 
@@ -72,7 +73,7 @@ def main(argv: list[str]) -> int:
     if not argv:
         sys.stderr.write("usage: python -m islandctl.worker CELL_FOLDER [SCRIPT …]\n")
         return 2
-    rank = int(os.environ.get("RANK", "0"))
+    rank = own_rank(os.environ)
     start_log(rank)
     interface.choose(os.environ)
     folder = CellFolder(PurePosixPath(os.path.abspath(argv[0])))

@@ -130,8 +130,9 @@ def test_a_word_and_a_cause(
     ("job", "code", "cause"),
     [
         ({}, -9, "killed by signal 9 (SIGKILL)"),
-        ({"ranks": [0], "setup": ["module load x"]}, 3, "exit code 3"),
-        ({"ranks": [0], "setup": ["x"]}, -9, "torchrun (process 0): killed by signal 9 (SIGKILL); its rank was stop"),
+        ({"ranks": [0]}, -9, "killed by signal 9 (SIGKILL)"),
+        ({"ranks": [0, 1], "ranks_ended": "r", "setup": ["module load x"]}, 3, "exit code 3"),
+        ({"ranks": [0, 1], "ranks_ended": "r", "setup": ["x"]}, -9, "torchrun (process 0): killed by signal 9"),
     ],
 )
 def test_torchrun_is_named_only_where_it_was_torchrun(
@@ -143,7 +144,7 @@ def test_torchrun_is_named_only_where_it_was_torchrun(
 
 def test_a_killed_torchrun_is_named_where_its_restart_is_told(kept: Kept) -> None:
     program = f"import os\nif os.environ['ISLANDCTL_LIFE'].endswith('.0'): os.kill(os.getpid(), 9)\n{FOREVER}"
-    kept.start(program, ranks=(0, 1))
+    kept.start(program, ranks=(0, 1), ranks_ended=str(kept.root / "ranks.json"))
     kept.written("ready")
     assert re.fullmatch(
         r"crash: torchrun \(process \d+\): killed by signal 9 \(SIGKILL\); its 2 ranks were stopped by us",
@@ -151,6 +152,16 @@ def test_a_killed_torchrun_is_named_where_its_restart_is_told(kept: Kept) -> Non
     )
     assert f"islandctl: {kept.state.last_end}; restart 1 in" in kept.log
     assert node.stop(HOST, kept.folder.as_posix(), 20).outcome == "stopped"
+
+
+def test_a_child_that_is_the_only_rank_ends_as_that_rank(tmp_path: Path) -> None:
+    job = {"name": "n", "mark": "m", "argv": ["x"], "ranks": [0]}
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    keeper = supervisor.Supervisor(str(tmp_path))
+    why = keeper._why(-9, {})
+    assert (why["cause"], why["signal"], why["rank"]) == ("killed by signal 9 (SIGKILL)", 9, 0)
+    keeper.trouble = "cannot start x: No such file or directory"
+    assert keeper._why(127, {})["rank"] is None
 
 
 def test_out_of_memory_twice_at_the_same_step_is_final(kept: Kept) -> None:

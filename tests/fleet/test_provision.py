@@ -227,6 +227,34 @@ def test_a_torch_that_is_too_old(package: Path, tmp_path: Path) -> None:
         prepare(LOCAL, site(tmp_path, python=str(python)), make_bundle(package))
 
 
+def test_packages_are_imported_once_until_something_changes(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(needs, "WORKER_IMPORTS", (("torch", (2, 10)),))
+    folder, imports = tmp_path / "packages", tmp_path / "imports"
+    python = fake(folder, "3.12.1", "2.13.0")
+    with open(folder / "torch.py", "a") as module:
+        module.write(f"with open({str(imports)!r}, 'a') as file:\n    file.write('x')\n")
+    with open(folder / "sitecustomize.py", "a") as module:
+        module.write("import os\nplatform.node = lambda: os.environ.get('NODE', 'first')\n")
+
+    def count(*setup: str) -> int:
+        profile = site(tmp_path, python=str(python), setup=setup)
+        assert prepare(LOCAL, profile, make_bundle(package)).python == sys.executable
+        return len(imports.read_text())
+
+    assert [count(), count()] == [1, 1]
+    assert [count("export NODE=second"), count("export NODE=second")] == [2, 2]
+    assert count("export LD_LIBRARY_PATH=/elsewhere") == 3
+    (folder / "other.py").touch()
+    assert [count(), count()] == [4, 4]
+    (folder / "other.py").write_text("raise ImportError('libtorch.so: not found')\n")
+    (folder / "other.py").rename(folder / "torch.py")
+    for _ in range(2):
+        with pytest.raises(PreflightError, match=r"lacks what a worker needs: torch \(libtorch.so: not found\)"):
+            count()
+
+
 @pytest.mark.usefixtures("light")
 def test_a_python_that_is_too_old(package: Path, tmp_path: Path) -> None:
     python = fake(tmp_path / "old", "3.8.18", "2.13.0")

@@ -97,8 +97,7 @@ def test_a_run_over_ssh(far: Far) -> None:
     assert {path.stat().st_mode & 0o777 for path in holding} == {0o600}
 
     # whatever is killed comes back, and the run goes on
-    kill(machine.workers("far", "west"))
-    machine.kill("far", "torch.distributed.run", "/east")
+    kill([*machine.workers("far", "west"), *machine.workers("far", "east")])
     machine.kill("far", "ssh -F ssh_config", "isle-east-1")
     machine.kill("far", "-m islandctl.relay")
     back = machine.until("far", lambda seen: [cell["restarts"] for cell in seen["cells"]] == [1, 1])
