@@ -67,8 +67,7 @@ def _write(site: Loaded[SiteProfile], changes: dict[str, str]) -> list[Written]:
     path = os.path.realpath(site.path)
     old = read_bytes(path, max_bytes=MAX_BYTES, hint="").decode("utf-8")
     data = parse(old, site.path).data
-    whole: dict[Key, str] = {**changes}
-    whole |= {("examined", key): text for key, text in changes.items()}
+    whole: dict[Key, str] = {place: text for key, text in changes.items() for place in (key, ("examined", key))}
     new = edited(old, whole, site.path)
     try:
         with tempfile.NamedTemporaryFile(
