@@ -42,7 +42,7 @@ def doctor(
         ),
     ] = None,
     write_profile: Annotated[
-        bool, flag("--write-profile", help="Put the measured figures into the profiles; only the values change.")
+        bool, flag("--write-profile", help="Put the measured figures into the profiles, noted as measured.")
     ] = False,
     listing: Annotated[bool, flag("--list", help="Show all checks, and ask nobody.")] = False,
     json: Json = False,
