@@ -318,7 +318,8 @@ class Island:
         """
         meta = store.load_meta(tensors, self._ranks.rank)
         mine = {"cell": self.cell, "ranks": self._ranks.size}
-        if other := differences(meta.get("exchange"), self._kept_exchange()):
+        exchange = self._kept_exchange()
+        if other := differences(meta.get("exchange", exchange), exchange):  # states of earlier versions have none
             raise CheckpointError(
                 f"cell {self.cell}: the state was saved under another exchange: {'; '.join(other)}",
                 hint="go on with the exchange that it was saved under, or begin anew",
