@@ -23,6 +23,7 @@ def test_one_node_needs_no_fixed_port() -> None:
     assert "--standalone" in job.argv
     assert job.argv[-3:] == ("-m", "islandctl.worker", "/data/runs/demo/east")
     assert job.env["PYTHONPATH"] == "/code"
+    assert job.env["PYTHONDONTWRITEBYTECODE"] == "1"  # else a full disk leaves compiled files that were cut
     assert job.env["OMP_NUM_THREADS"] == "1"
     assert int(job.env["MALLOC_MMAP_THRESHOLD_"]) < int(job.env["MALLOC_TRIM_THRESHOLD_"])
     assert float(job.env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) == job.stop_timeout_s
