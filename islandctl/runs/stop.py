@@ -10,6 +10,7 @@ from islandctl.config.budget import BY_BUDGET
 from islandctl.config.paths import RunFolder
 from islandctl.errors import IslandError, UnreachableError, UsageError
 from islandctl.fleet import node as nodes
+from islandctl.fleet.job import SupervisorState
 from islandctl.ledger.joint import joint_checkpoints
 from islandctl.planner.plan import Plan
 from islandctl.relay.messages import RelayStatus
@@ -170,18 +171,39 @@ def _has_trained(status: RelayStatus, attempt: int) -> bool:
 
 def _wait(record: RunRecord, reach: Reach, say: Say, deadline_s: float) -> None:
     end = time.monotonic() + deadline_s
-    seen: set[str] = set()
+    restarts: dict[str, int] = {}
+    said: set[str] = set()
     while time.monotonic() < end:
-        living = _living(record, reach)
-        names = {node.label for node in living}
-        for node in record.nodes:
-            if node.label not in names | seen:
-                seen.add(node.label)
-                say(f"{node.label}: ended")
-        if not living:
+        waited_for = False
+        for verdict in supervisors(record, reach):
+            label = verdict.item.label
+            if verdict.value is not None:
+                restarts.setdefault(label, verdict.value.restarts)
+            news = not_waited_for(verdict.value, restarts.get(label, 0))
+            waited_for |= not news
+            if news and f"{label}: {news}" not in said:
+                said.add(f"{label}: {news}")
+                say(f"{label}: {news}")
+        if not waited_for:
             return
         time.sleep(POLL_S)
     say(f"not all cells ended within {deadline_s:g} s; their supervisors end them now")
+
+
+def not_waited_for(state: SupervisorState | None, restarts: int) -> str:
+    """Why the end of a node that was asked to save is not waited for (any more); empty: it is.
+
+    Args:
+        state: None: the node cannot be asked.
+        restarts: so many it had when it was asked.
+    """
+    if state is None:
+        return "not reached, so it is not known whether it ends"
+    if not state.runs:
+        return "ended"
+    if state.restarts > restarts + 1:
+        return f"dies whenever it is started ({state.last}); its supervisor ends it now"
+    return ""
 
 
 def _living(record: RunRecord, reach: Reach) -> list[NodeRecord]:
