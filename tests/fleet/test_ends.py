@@ -17,6 +17,7 @@ import pytest
 
 from islandctl.fleet import node, supervisor
 from islandctl.fleet.job import RestartPolicy, Watchdog
+from tests.disk import fill, mounted, needs_mount
 
 from .kept import FOREVER, HOST, SCRIPT, Kept, until
 
@@ -98,6 +99,19 @@ def test_a_word_and_a_cause(
     why = supervisor.Supervisor(str(tmp_path))._why(code, said)
     assert (why["kind"], why["rank"]) == (kind, rank)
     assert why["cause"].startswith(cause)
+
+
+@needs_mount
+def test_no_word_where_the_disk_is_full(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", 1 << 20) as folder:
+        (folder / "job.json").write_text(json.dumps({"name": "n", "mark": "m", "argv": ["x"]}))
+        kept = supervisor.Supervisor(str(folder))
+        assert kept._why(1, {})["cause"] == "exit code 1"
+        filler = fill(folder)
+        assert kept._why(1, {})["cause"] == f"exit code 1; it left no word: the disk of {folder} is full"
+        said = {"outcome": "failed", "reason": "RuntimeError: x", "rank": 0}
+        assert kept._why(1, said)["cause"] == "RuntimeError: x"
+        filler.unlink()
 
 
 def test_out_of_memory_twice_at_the_same_step_is_final(kept: Kept) -> None:
