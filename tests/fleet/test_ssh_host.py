@@ -23,8 +23,9 @@ from islandctl.errors import IslandError, PreflightError, UnreachableError
 from islandctl.fleet import ssh_host, wire
 from islandctl.fleet.connect import connect
 from islandctl.fleet.host import Host
+from islandctl.fleet.scheduler import PlainHosts, Seat
 from tests.fleet.reaching import Start, hello, reach
-from tests.sshd import SHELLS, Sshd
+from tests.sshd import SHELLS, Sshd, namespaces_work
 
 # Commands
 
@@ -229,6 +230,18 @@ def test_a_bashrc_that_leaves_something_running_which_prints(sshd: Start) -> Non
     host = reach(server)
     for _ in range(20):
         assert hello(host) == b"hello\n"
+
+
+@pytest.mark.skipif(not namespaces_work(), reason="makes a network namespace, which only root may do")
+def test_nodes_without_a_way_out_meet_where_ssh_comes_in(sshd: Start) -> None:
+    server = sshd(namespace=True)
+    host = reach(server)
+    assert host.run(["ip", "route", "show", "default"], timeout_s=60.0).stdout == b""
+    seat = Seat(host=host, python="python3", code="", supervisor="", folder="", num_ranks=1)
+    assert PlainHosts().address(seat) == server.address
+    asked = {"do": "routes", "peers": ["192.0.2.1"], "setup": []}
+    told = host.python(wire.program("checks/on_node"), asked, timeout_s=60.0)
+    assert ("error" in told["routes"][0], told["came_in"]) == (True, server.address)
 
 
 def test_no_more_processes_is_told_with_what_to_do(sshd: Start) -> None:
