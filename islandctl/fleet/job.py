@@ -7,6 +7,15 @@ from typing import Literal
 from islandctl.config.model import Model
 
 
+def from_code(folder: str) -> dict[str, str]:
+    """The variables of a Python that runs what lies in a code folder.
+
+    It keeps nothing compiled there: on a full disk Python puts a file that was cut into its place, and then fails at
+    it for ever. To compile anew takes 0.2 s.
+    """
+    return {"PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
+
+
 class RestartPolicy(Model):
     """How often, and how patiently, a child that dies is started again."""
 

@@ -45,7 +45,7 @@ _SCRIPT = """#!/bin/sh
 # A cell of a run of islandctl. {unshared}: this node does not see what the login node has written.
 cd {cell} 2>/dev/null && [ "$(cat submission)" = {token} ] || exit {unshared}
 exec >>slurm.log 2>&1
-ISLANDCTL_RUN={mark} PYTHONPATH={code} exec {python} -P -m islandctl.fleet.slurm_batch {cell}
+ISLANDCTL_RUN={mark} PYTHONPATH={code} exec {python} -B -P -m islandctl.fleet.slurm_batch {cell}
 """
 
 

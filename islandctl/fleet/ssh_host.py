@@ -13,7 +13,7 @@ from islandctl.errors import PreflightError
 from islandctl.fleet import wire
 from islandctl.fleet.host import Completed
 from islandctl.fleet.hostkeys import HostKeys
-from islandctl.fleet.interpreter import Gone, Interpreter
+from islandctl.fleet.interpreter import MIXED, Gone, Interpreter
 from islandctl.fleet.openssh import Hop
 from islandctl.fleet.ssh import Link, login
 
@@ -108,14 +108,14 @@ class SshHost:
         python = self._python if interpreter == "python3" else interpreter
         done = self._shell(self._boot(python), call.stdin, timeout_s)
         if wire.answer(call, done.stdout) is None and _NO_PYTHON.search(done.stderr + done.stdout):
-            self._no_python(python)
-        return wire.result(self.label, call, done)
+            self._no_python(python, wire.last_line(done.stderr) or wire.last_line(done.stdout))
+        return wire.result(self.label, call, done, python)
 
     def feed(self, source: str, args: Mapping[str, Any], pieces: Iterable[bytes], *, timeout_s: float) -> Any:
         """Run a Python program on a stream; see ``Host.feed``."""
         call = wire.call(source, args, b"", timeout_s, stream=True)
         done = self._shell(self._boot(self._python), itertools.chain([call.stdin], pieces), timeout_s)
-        return wire.result(self.label, call, done)
+        return wire.result(self.label, call, done, self._python)
 
     def _ask(self, source: str, args: Mapping[str, Any], payload: bytes, timeout_s: float) -> Any:
         """A call of the Python that stays there.
@@ -128,14 +128,16 @@ class SshHost:
         try:
             value = standing.call(source, args, payload, timeout_s)
         except TimeoutError as error:
-            raise wire.late(self.label, "a command", timeout_s) from error
+            raise wire.late(self.label, *standing.late(timeout_s, self._python)) from error
         except Gone as error:
             if link.alive and not standing.started:
                 self._without = link
                 raise _NoInterpreter from error
+            if link.alive and str(error) == MIXED:
+                raise wire.unknown(self.label, MIXED) from error
             raise link.lost(error) from error
         if "died" in value:
-            raise wire.no_answer(self.label, value["died"] if value["died"] >= 0 else None, "no output")
+            raise wire.no_answer(self.label, value["died"] if value["died"] >= 0 else None, "no output", self._python)
         return wire.judged(self.label, value)
 
     def _interpreter(self, link: Link) -> Interpreter:
@@ -180,12 +182,15 @@ class SshHost:
         except TimeoutError as error:
             raise wire.late(self.label, "a command", timeout_s) from error
 
-    def _no_python(self, python: str) -> None:
-        said = self._shell(_PATH_COMMAND, b"", 20.0).stdout
-        seen = re.search(rb"PATH there: .*", said)
-        path = seen[0].decode(errors="replace").strip() if seen else "PATH unknown"
+    def _no_python(self, python: str, said: str) -> None:
+        seen = re.search(rb"PATH there: .*", self._shell(_PATH_COMMAND, b"", 20.0).stdout)
+        if seen is None:
+            raise PreflightError(
+                f"{self.label}: the login shell there does not run the command that it is given: {said}",
+                hint="a file that it reads (.bashrc, config.fish) may call exec: let it do so in terminals only",
+            )
         raise PreflightError(
-            f"{self.label}: there is no {python} ({path})",
+            f"{self.label}: cannot run {python}: {said} ({seen[0].decode(errors='replace').strip()})",
             hint="install Python 3.8 or newer there, or give an absolute path as environment.python in the profile",
         )
 

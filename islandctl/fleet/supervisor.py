@@ -361,6 +361,15 @@ def write_json(path: str, value: dict[str, Any], durable: bool = False, hold: bo
         reserve(path)
 
 
+def no_room(folder: str) -> str:
+    """What is to be said where a disk is full: there a child's last word is lost, and its log's last lines."""
+    with contextlib.suppress(OSError):
+        disk = os.statvfs(folder)
+        if disk.f_bavail * disk.f_frsize < RESERVED_BYTES:
+            return f"; it left no word: the disk of {folder} is full"
+    return ""
+
+
 def append_line(descriptor: int, line: str) -> None:
     """One more line of a log, whole; on a full disk it is lost whole."""
     data = line.encode(errors="replace") + b"\n"
@@ -918,6 +927,8 @@ class Supervisor:
         elif code in (-signal.SIGTERM, -signal.SIGINT) or ended.get("signal") or _stopped_itself(code, said):
             by = ended.get("signal") or -min(0, code)
             why.update(kind=PREEMPTED, cause=f"ended by {named(by)} from outside" if by else said["reason"])
+        elif why["code"] and not said:
+            why["cause"] += no_room(self.folder)
         return why
 
     def _ending(self, code: int) -> str:

@@ -40,6 +40,7 @@ NODE_TIMEOUT_S = 20.0
 METRICS_TAIL_BYTES = 256 * 1024
 LOG_TAIL_BYTES = 8 * 1024
 LOG_TAIL_LINES = 12
+_REPORT = "torch/distributed/elastic/multiprocessing/api.py"
 _HERE = threading.BoundedSemaphore(4)
 """Questions to this very process at a time: more would only keep each other from the processor."""
 
@@ -293,16 +294,25 @@ class Watcher:
         # a rank that was killed has said nothing, and its last lines tell what it was at
         named = [state.rank, outcome.rank if outcome else None]
         logs = [f"rank-{rank}" for rank in named if rank is not None and rank in ranks]
-        for log in (*logs, f"node-{node.index}"):
+        logs.append(f"node-{node.index}")
+        if outcome is None and state.code and state.signal is None:  # it ended before it came to a log of its own
+            logs.reverse()
+        for log in logs:
             if log not in newest:
                 continue
             content = nodes.read_tail(host, f"{node.folder}/logs/{newest[log]}", LOG_TAIL_BYTES)
             lines = [line for line in content.decode(errors="replace").splitlines() if line.strip()]
+            lines = lines[: _report_at(lines)]
             if lines:
                 with contextlib.suppress(UsageError):  # else nobody knows which secrets there are
                     know(load_plan_of(self._record))
                 return tuple(map(hide, lines[-LOG_TAIL_LINES:]))
         return ()
+
+
+def _report_at(lines: list[str]) -> int:
+    """Where torchrun's last report begins, which names no cause."""
+    return next((at for at in reversed(range(len(lines))) if _REPORT in lines[at]), len(lines))
 
 
 def read_outcome(host: Host, path: str) -> Outcome | None:

@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 from islandctl.config.job import CellJob
 from islandctl.config.paths import CellFolder
-from islandctl.fleet.job import RestartPolicy, SupervisorJob, Watchdog
+from islandctl.fleet.job import RestartPolicy, SupervisorJob, Watchdog, from_code
 from islandctl.planner.budget import budget_seconds
 from islandctl.planner.plan import Plan
 from islandctl.runs.record import CellRecord, NodeRecord, RunRecord
@@ -45,7 +45,7 @@ def worker_job(
     folder = CellFolder(PurePosixPath(node.cell_folder))
     script = (plan.recipe.worker.command or ())[1:]
     env = {
-        "PYTHONPATH": node.code,
+        **from_code(node.code),
         "PYTHONUNBUFFERED": "1",
         "ISLANDCTL_RELAY_URL": node.relay_url,
         "ISLANDCTL_NODE_FOLDER": node.folder,

@@ -13,7 +13,7 @@ from islandctl.config.paths import RunFolder, log_pieces
 from islandctl.errors import IslandError, PreflightError, RelayError, UnreachableError
 from islandctl.fleet import node as nodes
 from islandctl.fleet.host import Host
-from islandctl.fleet.job import RestartPolicy, SupervisorJob
+from islandctl.fleet.job import RestartPolicy, SupervisorJob, from_code
 from islandctl.relay.messages import RelayStatus
 from islandctl.runs.files import write_whole
 from islandctl.runs.record import KeptRecord, RunRecord
@@ -94,7 +94,7 @@ def relay_job(record: RunRecord, relay: KeptRecord) -> SupervisorJob:
         name="relay",
         argv=(relay.python, "-m", "islandctl.relay", data),
         cwd=data,
-        env={"PYTHONPATH": relay.code, "PYTHONUNBUFFERED": "1"},
+        env={**from_code(relay.code), "PYTHONUNBUFFERED": "1"},
         restart=KEEP,
         stop_timeout_s=STOP_TIMEOUT_S,
     )

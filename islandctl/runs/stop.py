@@ -11,6 +11,7 @@ from islandctl.config.budget import BY_BUDGET
 from islandctl.config.paths import RunFolder
 from islandctl.errors import IslandError, UnreachableError, UsageError
 from islandctl.fleet import node as nodes
+from islandctl.fleet.job import SupervisorState
 from islandctl.ledger.joint import joint_checkpoints
 from islandctl.planner.plan import Plan
 from islandctl.relay.messages import HEARTBEAT_S, RelayStatus
@@ -192,19 +193,40 @@ def _trained(status: RelayStatus, attempt: int) -> bool:
 
 def _wait(record: RunRecord, reach: Reach, say: Say, deadline_s: float) -> None:
     end = time.monotonic() + deadline_s
-    seen: set[str] = set()
+    restarts: dict[NodeRecord, int] = {}
+    said: set[str] = set()
     while time.monotonic() < end:
-        told = [(verdict.item, verdict.value) for verdict in supervisors(record, reach)]
-        known = [(node.known_as(state.node), state) for node, state in told if state is not None]
-        lives = {name for name, state in known if state.lives}
-        for name, _ in known:
-            if name not in lives | seen:
-                seen.add(name)
-                say(f"{name}: ended")
-        if not any(state.runs for _, state in known):
+        waited_for = False
+        for verdict in supervisors(record, reach):
+            node, state = verdict.item, verdict.value
+            if state is not None:
+                restarts.setdefault(node, state.restarts)
+            news = not_waited_for(state, restarts.get(node, 0))
+            waited_for |= not news
+            line = f"{node.known_as(state.node if state is not None else '')}: {news}"
+            if news and line not in said:
+                said.add(line)
+                say(line)
+        if not waited_for:
             return
         time.sleep(POLL_S)
     say(f"not all cells ended within {deadline_s:g} s; their supervisors end them now")
+
+
+def not_waited_for(state: SupervisorState | None, restarts: int) -> str:
+    """Why the end of a node that was asked to save is not waited for (any more); empty: it is.
+
+    Args:
+        state: None: the node cannot be asked.
+        restarts: so many it had when it was asked.
+    """
+    if state is None:
+        return "not reached, so it is not known whether it ends"
+    if not state.runs:
+        return "its job waits in the queue" if state.lives else "ended"
+    if state.restarts > restarts + 1:
+        return f"dies whenever it is started ({state.last}); its supervisor ends it now"
+    return ""
 
 
 def _living(record: RunRecord, reach: Reach) -> list[NodeRecord]:

@@ -17,6 +17,7 @@ import pytest
 
 from islandctl.fleet import node, supervisor
 from islandctl.fleet.job import RestartPolicy, Watchdog
+from tests.disk import fill, mounted, needs_mount
 
 from .kept import FOREVER, HOST, SCRIPT, Kept, until
 
@@ -162,6 +163,19 @@ def test_a_child_that_is_the_only_rank_ends_as_that_rank(tmp_path: Path) -> None
     assert (why["cause"], why["signal"], why["rank"]) == ("killed by signal 9 (SIGKILL)", 9, 0)
     keeper.trouble = "cannot start x: No such file or directory"
     assert keeper._why(127, {})["rank"] is None
+
+
+@needs_mount
+def test_no_word_where_the_disk_is_full(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", 1 << 20) as folder:
+        (folder / "job.json").write_text(json.dumps({"name": "n", "mark": "m", "argv": ["x"]}))
+        kept = supervisor.Supervisor(str(folder))
+        assert kept._why(1, {})["cause"] == "exit code 1"
+        filler = fill(folder)
+        assert kept._why(1, {})["cause"] == f"exit code 1; it left no word: the disk of {folder} is full"
+        said = {"outcome": "failed", "reason": "RuntimeError: x", "rank": 0}
+        assert kept._why(1, said)["cause"] == "RuntimeError: x"
+        filler.unlink()
 
 
 def test_out_of_memory_twice_at_the_same_step_is_final(kept: Kept) -> None:

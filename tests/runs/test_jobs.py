@@ -22,6 +22,7 @@ def test_an_only_rank_is_the_supervisors_own_child() -> None:
     assert job.argv == ("/env/bin/python", "-m", "islandctl.worker", "/data/runs/demo/east")
     assert (job.ranks, job.ranks_ended) == ((0,), None)
     assert job.env["PYTHONPATH"] == "/code"
+    assert job.env["PYTHONDONTWRITEBYTECODE"] == "1"  # else a full disk leaves compiled files that were cut
     assert job.env["OMP_NUM_THREADS"] == "1"
     assert int(job.env["MALLOC_MMAP_THRESHOLD_"]) < int(job.env["MALLOC_TRIM_THRESHOLD_"])
     assert job.outcome == "/data/runs/demo/east/outcome.json"

@@ -20,7 +20,7 @@ from islandctl.runs import record as records
 from islandctl.runs.record import CellRecord, KeptRecord, RunRecord
 from islandctl.runs.relay import make_secrets
 from islandctl.runs.remove import Removal, remove
-from islandctl.runs.stop import StopReport, has_trained, stop, stop_unreadable
+from islandctl.runs.stop import StopReport, has_trained, not_waited_for, stop, stop_unreadable
 
 from . import builders as make
 from .test_search import far_plan, far_record
@@ -265,3 +265,12 @@ def test_a_run_whose_plan_is_lost_can_only_be_forgotten(tmp_path: Path) -> None:
     (unknown,) = removed(forget=True).unknown
     assert "all hosts but this machine" in unknown
     assert records.names() == []
+
+
+def test_whose_end_is_waited_for() -> None:
+    assert not_waited_for(make.running(restarts=3), 3) == ""
+    assert not_waited_for(make.running(restarts=4), 3) == ""  # somebody killed it as it saved: it does so again
+    again = make.running(state="backoff", restarts=5, last="exit code 1")
+    assert not_waited_for(again, 3) == "dies whenever it is started (exit code 1); its supervisor ends it now"
+    assert not_waited_for(make.ended("stopped"), 0) == "ended"
+    assert "not known" in not_waited_for(None, 0)  # nothing is concluded from silence
