@@ -32,6 +32,7 @@ class DiskSpace(NodeCheck):
     """Room and rights."""
 
     name, tier, title = "disk-space", "quick", "the work folder can be written without sudo, and everything fits"
+    asks = ("host", "login", "job")
     threshold = "2.2 checkpoints free on the site, < 95 % used (Lustre < 80 %), inodes left"
     source = "ml-engineering (Lustre fails near 80 %), imbue cluster-health (95 %)"
     remedy = "free some space, or set work_dir in the profile to a folder of yours on another disk"

@@ -37,6 +37,7 @@ def connect(args: dict[str, Any], timeout_s: float) -> http.client.HTTPSConnecti
     """One connection, with the run's own certificate as the only authority."""
     where = urllib.parse.urlsplit(args["url"])
     trust = ssl.create_default_context(cadata=args["certificate"])
+    trust.check_hostname = False  # made for this examination alone: it proves the relay, by whatever name
     connection = http.client.HTTPSConnection(str(where.hostname), where.port, timeout=timeout_s, context=trust)
     connection.connect()
     if connection.sock is not None:
