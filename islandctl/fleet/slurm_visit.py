@@ -37,14 +37,13 @@ BEGIN_S = 120.0
 """From a job that runs to the first word of its script: a prolog, and a shared file system that shows it late."""
 SLACK_S = 120.0
 """Over waiting and running, until Slurm takes a job that nobody has cancelled out of the queue."""
-QUEUE_S = 3.0
 ASK_S = 10.0
 LOST_S = 90.0
 """So long the login node may be out of reach."""
 LISTEN_S = 0.3
 UNWRITABLE = 77
 """How the job's script ends where its first node cannot write into the folder."""
-SHARED = "work_dir must lie on a file system that the login node and all nodes share, and may write to"
+SHARED = "work_dir must lie on a file system that the login node and all nodes share and can write to"
 
 _SCRIPT = f"""#!/bin/sh
 # islandctl's doctor examines the nodes of this job. {UNSHARED}: the first of them does not see what the login node
@@ -251,10 +250,11 @@ class Visit:
     def _lost(self, number: int, said: str) -> IslandError:
         """The error of a node whose Python has ended: a run there would fare no better, if it never came up."""
         name = self._names[number] if number < len(self._names) else f"node {number}"
-        label, told = f"{self._site.name}/{name}", re.sub(r"^srun: error: |^slurmstepd: error: ", "", said)
+        label, told = f"{self._site.name}/{name}", re.sub(r"^\S+: error: ", "", said)
         if self._mails[number].received:
             return UnreachableError(f"{label}: {told or 'it has left the job without a word'}")
-        return PreflightError(f"{label}: {told or 'nothing begins there'}", hint=SHARED)
+        hint = "environment.python must be there on every node" if "execve" in told else SHARED
+        return PreflightError(f"{label}: {told or 'nothing begins there'}", hint=hint)
 
     def _look(self) -> None:
         """See that the job still runs."""

@@ -23,17 +23,18 @@ class Mail:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._out, self._gone = bytearray(), 0
+        self._ended = False
         self._come: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self.received = 0
         """Bytes that have come."""
         self.why: IslandError | None = None
-        """Why nothing passes any more."""
+        """Why nothing passes any more, where that is known."""
 
     def sendall(self, data: bytes, /) -> None:
         """See ``Stream``."""
         with self._lock:
-            if self.why is not None:
-                raise OSError(self.why.message)
+            if self._ended:
+                raise OSError("nothing passes any more")
             self._out += data
 
     def recv(self, size: int, /) -> bytes:
@@ -45,13 +46,14 @@ class Mail:
 
     def close(self) -> None:
         """See ``Stream``."""
-        self.end(UnreachableError("closed"))
+        self.end(None)
 
-    def end(self, why: IslandError) -> None:
+    def end(self, why: IslandError | None) -> None:
         """Nothing passes any more. The first reason stands."""
         with self._lock:
-            if self.why is None:
-                self.why = why
+            self.why = self.why or why
+            if not self._ended:
+                self._ended = True
                 self._come.put(b"")
 
     @property
@@ -108,7 +110,11 @@ class NodeOfJob:
         except TimeoutError as error:
             raise wire.late(self.label, "a command", timeout_s) from error
         except Gone as error:
-            raise (self._mail.why or UnreachableError(f"{self.label}: gone")) from error
+            lost = UnreachableError(
+                f"{self.label}: no word comes from Slurm's job {self.job} there any more; state unknown",
+                hint="run the command again",
+            )
+            raise (self._mail.why or lost) from error
         if "died" in value:
             raise wire.no_answer(self.label, value["died"] if value["died"] >= 0 else None, "no output")
         return wire.judged(self.label, value)

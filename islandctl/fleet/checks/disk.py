@@ -41,7 +41,8 @@ class DiskSpace(NodeCheck):
         """See ``NodeCheck``."""
         told = node.ask("disk_space", program="on_disk.py", timeout_s=20.0)
         node.facts["disk"] = told
-        cells = node.wanted.cells / (1 if told.get("shared") else node.site.num_nodes)
+        told["shared"] = told.get("shared") or node.kind != "host"  # Slurm's nodes share it, whatever its type
+        cells = node.wanted.cells / (1 if told["shared"] else node.site.num_nodes)
         saved = node.wanted.checkpoint_bytes
         return judge_space(told, need=None if saved is None else CHECKPOINTS * saved * cells)
 

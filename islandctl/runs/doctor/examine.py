@@ -51,6 +51,7 @@ from islandctl.runs.record import RunRecord
 RELAY_START_S, TUNNEL_S = 180.0, 2.0
 """A relay on a host that was never prepared gets its small environment first; and each node its tunnel."""
 EVERYWHERE = "all sites"
+AT_LOGIN = "a login node; --tier standard asks the site's nodes, in a job"
 _KEEP_LEAST = ("gpu.bf16",)
 """Measured node by node; the site is as fast as its slowest."""
 
@@ -245,8 +246,7 @@ class _Examination:
         for node in self.nodes:
             for check in checks if node.kind == "login" else ():
                 if "login" not in check.asks and "job" in check.asks:
-                    why = "a login node; --tier standard asks the site's nodes, in a job"
-                    self._skip(check, why, node.site.name, node.label)
+                    self._skip(check, AT_LOGIN, node.site.name, node.label)
 
     def _skip(self, check: Check, why: str, site: str, place: str) -> None:
         self.rows.append(row(check, Verdict("skipped", why), site=site, place=place, seconds=0.0))
@@ -310,7 +310,8 @@ class _Examination:
             nodes = list({node.label: node for node in members if node is not None}.values())
             place = f"cell {cell.name}"
             if None in members and len(members) > 1:
-                self._skip(check, "not all of its nodes answer", cell.site, place)
+                login = not self._plan.site(cell.site).hosts_are_nodes and cell.site not in visits
+                self._skip(check, AT_LOGIN if login else "not all of its nodes answer", cell.site, place)
             elif len(nodes) > 1:
                 whole = Cell(cell.name, tuple(nodes))
                 yield Task(check, place, partial(check.look, whole), check.deadline(nodes[0].tier))

@@ -18,6 +18,7 @@ from islandctl.fleet.checks.base import (
     NodeCheck,
     Tier,
     Verdict,
+    fail,
     listed,
     ok,
     skipped,
@@ -25,7 +26,7 @@ from islandctl.fleet.checks.base import (
 from islandctl.fleet.host import Host
 from islandctl.fleet.slurm import SlurmJobs
 from islandctl.fleet.slurm_text import longest
-from islandctl.fleet.slurm_visit import BEGIN_S, NAME, QUEUE_S, Visit
+from islandctl.fleet.slurm_visit import BEGIN_S, NAME, Visit
 from islandctl.runs.reach import Say
 from islandctl.runs.record import VisitRecord
 
@@ -33,15 +34,19 @@ WAIT_S: dict[Tier, float] = {"quick": 300.0, "standard": 300.0, "deep": 3600.0}
 """So long a job may wait for its nodes, where nobody says otherwise."""
 LIGHT_S, RELAY_S = 240.0, 180.0
 """Of the job: for the checks that load nothing; for a relay to start."""
+QUEUE_S = 3.0
+"""Between two questions about a job that waits, in the end."""
 ROUND_S = 180.0
 """Over waiting: for submitting and cancelling."""
+SOON_S = 2.0
+"""A job that begins so soon waits for nothing."""
 AGAIN_S = 60.0
 """Between two words about a job that waits for the same reason."""
 
 
 def wanted(checks: Sequence[Check], tier: Tier) -> bool:
     """Must nodes be asked that only a job leads to? The quick tier stays on the login node."""
-    asked = [check for check in checks if isinstance(check, CellCheck | LinkCheck) or of_jobs(check)]
+    asked = [one for one in checks if isinstance(one, CellCheck | LinkCheck) or of_jobs(one) or one.name == "login"]
     return any((tier, check.tier) != ("quick", "quick") for check in asked)
 
 
@@ -94,6 +99,9 @@ class SiteVisit:
             verdict = self._go()
         except IslandError as error:
             self.why = f"no job on its nodes: {error.message.removeprefix(f'{self.login.label}: ')}"
+            place, _, what = error.message.partition(": ")
+            if place != self.login.label and place.startswith(f"{self.site.name}/"):  # the fault of a node
+                return fail(what, hint=error.hint, place=place)
             raise
         self.why = verdict.text
         return verdict
@@ -106,18 +114,22 @@ class SiteVisit:
     def _go(self) -> Verdict:
         scheduler, host = SlurmJobs(self.site), self.login.open()
         scheduler.present(host)
-        limits = (self._limit_s, self.site.slurm.time if self.site.slurm else None, longest(scheduler.nodes(host)))
+        known = scheduler.nodes(host)
+        there, fit = ({node.name for node in known if node.fit or every} for every in (True, False))
+        if known and len(fit) < self.site.num_nodes:
+            return skipped(f"no job: {len(fit)} of {len(there)} nodes can be used, {self.site.num_nodes} are needed")
+        limits = (self._limit_s, self.site.slurm.time if self.site.slurm else None, longest(known))
         limit_s = min(limit for limit in limits if limit is not None)
         visit = self.visit = Visit(self.site, host, scheduler, self._mark, self.record.folder)
         visit.begin(limit_s=limit_s, wait_s=self._wait_s)
         number = self.site.num_nodes
-        asks = f"{number} node{'s' if number > 1 else ''} for at most {seconds_text(limit_s)}"
+        asks = f"{number} node{'s' if number > 1 else ''} for at most {_rough(limit_s)}"
         self._say(f"{self.site.name}: Slurm has the doctor's job {visit.job}: {asks}")
         began = time.monotonic()
         if why := self._wait(visit, began):
             visit.end()
             self._say(f"{self.site.name}: job {visit.job} is out of the queue again")
-            return skipped(f"no nodes within {seconds_text(self._wait_s)} (--wait gives the job more): {why}")
+            return skipped(f"no nodes within {_rough(self._wait_s)} (--wait gives the job more): {why}")
         hosts = visit.hosts()
         self.nodes = tuple(self._node(host_of_job, host_of_job.name, visit.job) for host_of_job in hosts)
         names = listed([node.name for node in self.nodes], 8)
@@ -127,16 +139,18 @@ class SiteVisit:
 
     def _wait(self, visit: Visit, began: float) -> str:
         """Wait for nodes, and say now and then for what. Gives what it still waits for when the time is up."""
-        told, told_at = "", began
+        told, told_at, pause = "", began, 0.5
         while why := visit.pending():
             now = time.monotonic()
             left = self._wait_s - (now - began)
             if left <= 0:
                 return why
-            if why.partition(";")[0] != told or now - told_at > AGAIN_S:
-                self._say(f"{self.site.name}: {why}; it gets {seconds_text(max(1.0, round(left)))} more")
-                told, told_at = why.partition(";")[0], now
-            time.sleep(min(QUEUE_S, left))
+            reason = why.partition(";")[0]
+            if now - began > SOON_S and (reason != told or now - told_at > AGAIN_S):
+                self._say(f"{self.site.name}: {why}; it is waited for {_rough(left)} more")
+                told, told_at = reason, now
+            time.sleep(min(pause, left))
+            pause = min(QUEUE_S, 1.5 * pause)
         return ""
 
     def _node(self, host: Host, name: str, job: str) -> Node:
@@ -144,6 +158,11 @@ class SiteVisit:
         open_it = partial(_same, host)
         ranks = self.site.ranks_per_node
         return replace(self.login, name=name, ranks=ranks, open=open_it, facts=facts, kind="job", job=job)
+
+
+def _rough(seconds: float) -> str:
+    """``4 min``, ``50 s``."""
+    return f"{round(seconds / 60)} min" if seconds >= 90 else seconds_text(max(1.0, round(seconds)))
 
 
 def _same(host: Host) -> Host:
