@@ -59,12 +59,16 @@ def doctor(
 
     Starts a relay where the recipe places it, and tunnels where a run would need them; all of it is ended again.
     Nothing needs sudo, and what cannot be asked without more rights is skipped with the reason. Ends with 4 when a
-    check fails, 5 when somebody does not answer, else 0. On a Slurm site the login node is examined.
+    check fails, 5 when somebody does not answer, else 0.
+
+    On a Slurm site the quick tier asks the login node and Slurm itself; the others submit one short job, in which the
+    nodes are examined, and which is cancelled when it gets none within --wait.
 
     Examples:
       islandctl doctor recipe.yaml --site east.yaml --site west.yaml
       islandctl doctor recipe.yaml --site east.yaml --site west.yaml --tier standard --write-profile
       islandctl doctor recipe.yaml --site east.yaml --site west.yaml --only wan --seconds 30
+      islandctl doctor recipe.yaml --site cluster.yaml --tier standard --wait 2h
       islandctl doctor recipe.yaml --site east.yaml --json | jq '.rows[] | select(.level == "fail")'
       islandctl doctor --list
     """
