@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -201,6 +203,14 @@ def test_a_job_that_does_not_see_the_folder_says_so(see: Callable[..., Seen], sl
     slurm.run("scontrol", "release", seen.visit.job)
     with pytest.raises(PreflightError, match="did not find its folder on n1: work_dir must lie on a file system"):
         seen.begun()
+
+
+@pytest.mark.parametrize("module", [slurm_visit_login, slurm_visit_node])
+def test_what_runs_there_is_written_for_python_3_8(module: ModuleType) -> None:
+    tree = ast.parse(Path(str(module.__file__)).read_text(), feature_version=(3, 8))
+    known = [name.name for node in tree.body if isinstance(node, ast.Import) for name in node.names]
+    known += [str(node.module) for node in tree.body if isinstance(node, ast.ImportFrom)]
+    assert set(known) <= {*sys.stdlib_module_names}
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,6 @@ from .local import Machine, ending
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
-WAN = {"up": "1 Mbit/s", "down": "1 Mbit/s", "rtt": "1 s"}  # whatever a busy machine carries is more
-
-
 class Clinic:
     """A machine whose site ``west`` is a Slurm cluster of two nodes, and ``east`` this machine."""
 
@@ -40,10 +37,7 @@ class Clinic:
             gpu={"count": 2},
             environment={"python": sys.executable},
             slurm={"partition": "low"},
-            wan=WAN,
         )
-        machine.site("east", wan=WAN)
-        machine.changes = {"relay": {"emulate": {"bandwidth": "1 Gbit/s", "rtt": "20 ms"}}}
 
     def words(self, *options: str) -> list[str]:
         sites = [part for name in ("east", "west") for part in ("--site", str(self.machine.root / f"{name}.yaml"))]
@@ -100,19 +94,17 @@ def clinic(tmp_path: Path, slurm: Cluster) -> Iterator[Clinic]:
 
 
 def test_nodes_are_measured_in_a_job(clinic: Clinic) -> None:
-    """As plain hosts are: products, collectives over the cell, the way to the relay behind the login node."""
-    checks = only(
-        "slurm", "clock", "memory", "matrix-rate", "rendezvous", "cell-all-reduce", "relay", "wan", "storage"
-    )
+    """As plain hosts are: disks, collectives over the cell, the way to the relay behind the login node."""
+    checks = only("slurm", "clock", "memory", "disk-rate", "rendezvous", "cell-all-reduce", "relay", "storage")
     report = clinic.doctor("--tier", "standard", "--seconds", "1", *checks, code=0)
     assert re.search(r"west: Slurm has the doctor's job \d+: 2 nodes for at most \d+ min", report["said"])
     assert rows(report, "clock") == [("127.0.0.1", "ok"), ("west/n1", "ok"), ("west/n2", "ok")]
-    assert rows(report, "matrix-rate") == [("west/n1", "ok"), ("west/n2", "ok")]
+    assert [place for place, _ in rows(report, "disk-rate")] == ["west/n1", "west/n2"]
     assert [place for place, _ in rows(report, "memory")] == ["west/n1", "west/n2"]
     assert rows(report, "rendezvous") == rows(report, "cell-all-reduce") == [("cell west", "ok")]
     (way,) = [one for one in report["rows"] if (one["site"], one["check"]) == ("west", "relay")]
     assert way["text"].startswith("2 nodes, round trip")
-    assert {"gpu.bf16", "wan.up", "wan.down", "wan.rtt"} <= set(report["measured"]["west"])
+    assert {"storage.write", "storage.free", "wan.rtt"} <= set(report["measured"]["west"])
 
     quick = clinic.doctor(code=0)
     assert "doctor's job" not in quick["said"]
