@@ -40,7 +40,7 @@ SLACK_S = 120.0
 ASK_S = 10.0
 LOST_S = 90.0
 """So long the login node may be out of reach."""
-LISTEN_S = 0.3
+LISTEN_S = 0.4
 UNWRITABLE = 77
 """How the job's script ends where its first node cannot write into the folder."""
 SHARED = "work_dir must lie on a file system that the login node and all nodes share and can write to"

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 PIECE_BYTES = 4 << 20
 """Of one file in one answer."""
-LOOK_S = 0.1
+LOOK_S = 0.2
+"""Between two looks: each opens a file a node, and the file system serves everybody."""
 
 
 def visit_begin(args: dict[str, Any], payload: bytes) -> dict[str, Any]:
@@ -27,9 +28,10 @@ def visit_begin(args: dict[str, Any], payload: bytes) -> dict[str, Any]:
     Gives ``folder`` (absolute), ``login`` (this node's names) and ``job``, or ``error``; ``unknown`` with it: Slurm
     may have taken the job all the same.
     """
-    os.umask(0o077)  # what is carried holds the key to the relay
     folder, python = (os.path.expanduser(args[key]) for key in ("folder", "python"))
     folder = os.path.abspath(folder)
+    os.makedirs(os.path.dirname(os.path.dirname(folder)), exist_ok=True)
+    os.umask(0o077)  # what is carried holds the key to the relay
     os.makedirs(folder)
     for name, text in args["files"].items():
         path = os.path.join(folder, name)

@@ -17,7 +17,8 @@ import sys
 import threading
 import time
 
-LOOK_S = 0.1
+LOOK_S, LOOK_MOST_S = 0.1, 1.0
+"""Between two looks into the file: longer the longer nothing has come, since the file system serves everybody."""
 BEAT_LOOK_S = 2.0
 QUIET_S = 120.0
 """So long nobody need ask: the SSH link to the login node may be lost, and made again."""
@@ -51,11 +52,11 @@ def carry_in(child: subprocess.Popen[bytes], folder: str, number: str) -> None:
     """From the file to the Python."""
     assert child.stdin is not None
     path, at = os.path.join(folder, number + ".in"), 0
-    beat, heard, looked = b"", time.monotonic(), 0.0
+    beat, heard, looked, pause = b"", time.monotonic(), 0.0, LOOK_S
     while child.poll() is None:
         data = read_from(path, at)
         if data:
-            at += len(data)
+            at, pause = at + len(data), LOOK_S
             child.stdin.write(data)
             child.stdin.flush()
             continue
@@ -66,7 +67,8 @@ def carry_in(child: subprocess.Popen[bytes], folder: str, number: str) -> None:
                 beat, heard = now, looked
             if looked - heard > QUIET_S:
                 sys.exit(f"nobody has asked for {QUIET_S:.0f} s")
-        time.sleep(LOOK_S)
+        time.sleep(pause)
+        pause = min(LOOK_MOST_S, 1.1 * pause)
     sys.exit(f"its Python has ended (exit code {child.returncode})")
 
 

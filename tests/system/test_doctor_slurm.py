@@ -104,7 +104,7 @@ def test_nodes_are_measured_in_a_job(clinic: Clinic) -> None:
     assert rows(report, "rendezvous") == rows(report, "cell-all-reduce") == [("cell west", "ok")]
     (way,) = [one for one in report["rows"] if (one["site"], one["check"]) == ("west", "relay")]
     assert way["text"].startswith("2 nodes, round trip")
-    assert {"storage.write", "storage.free", "wan.rtt"} <= set(report["measured"]["west"])
+    assert {"storage.write", "wan.rtt"} <= set(report["measured"]["west"])
 
     quick = clinic.doctor(code=0)
     assert "doctor's job" not in quick["said"]
