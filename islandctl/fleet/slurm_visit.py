@@ -193,8 +193,7 @@ class Visit:
     def close(self) -> None:
         """Submit nothing and ask nothing any more. What is being submitted just now is waited for."""
         self._over.set()
-        for mail in self._mails:
-            mail.end(UnreachableError(f"{self._host.label}: the examination is over"))
+        self._end_mails(UnreachableError(f"{self._host.label}: the examination is over"))
         with self._submitting:
             return
 
@@ -216,15 +215,19 @@ class Visit:
                     self._exchange(next(beats))
                     if time.monotonic() - asked > ASK_S:
                         asked = time.monotonic()
-                        self._look()
+                        if (ended := self._look()) is not None:
+                            return self._end_mails(ended)
                     heard = time.monotonic()
                 except UnreachableError:
                     if time.monotonic() - heard > LOST_S:
                         raise
                     self._over.wait(1.0)
         except IslandError as error:
-            for mail in self._mails:
-                mail.end(error)
+            self._end_mails(error)
+
+    def _end_mails(self, why: IslandError) -> None:
+        for mail in self._mails:
+            mail.end(why)
 
     def _exchange(self, beat: int) -> None:
         """One round trip: what waits goes out, what has come is handed over."""
@@ -256,12 +259,17 @@ class Visit:
         hint = "environment.python must be there on every node" if "execve" in told else SHARED
         return PreflightError(f"{label}: {told or 'nothing begins there'}", hint=hint)
 
-    def _look(self) -> None:
-        """See that the job still runs."""
+    def _look(self) -> IslandError | None:
+        """Does the job still run? The error of one that has ended; of nodes that did answer nothing bad is known."""
+        job = None
         with contextlib.suppress(UnreachableError):  # Slurm may be busy: its nodes answer all the same
             job = self._scheduler.find(self._host, self._job)
-            if job is not None and job.phase == "ended":
-                raise self._ended(job)
+        if job is None or job.phase != "ended":
+            return None
+        error = self._ended(job)
+        if not any(mail.received for mail in self._mails):
+            return error
+        return UnreachableError(f"{error.message}; what was asked is unknown", hint="islandctl doctor again")
 
     def _ended(self, job: Job) -> PreflightError:
         who = f"{self._host.label}: Slurm's job {job.id}"

@@ -71,7 +71,7 @@ def visit_carry(args: dict[str, Any], _: bytes) -> dict[str, Any]:
         came = {node: data for node, data in came.items() if data}
         log = read_from(os.path.join(folder, "visit.log"), args["log"])
         if came or log or time.monotonic() > end:
-            names = read_from(os.path.join(folder, "nodes"), 0).decode(errors="replace").split()
+            names = read_from(os.path.join(folder, "nodes"), 0).rpartition(b"\n")[0].decode(errors="replace").split()
             packed = {node: base64.b64encode(data).decode() for node, data in came.items()}
             return {"came": packed, "log": base64.b64encode(log).decode(), "nodes": names}
         time.sleep(LOOK_S)

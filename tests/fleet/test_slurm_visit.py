@@ -121,7 +121,7 @@ def test_nodes_of_a_job_are_hosts(see: Callable[..., Seen], slurm: Cluster) -> N
     assert f"Slurm's job {seen.visit.job} (RUNNING)" in seen.left()[0]
     slurm.run("scancel", seen.visit.job)  # somebody else's word
     error = fails(first)
-    assert isinstance(error, UnreachableError | PreflightError)
+    assert isinstance(error, UnreachableError)  # it is not the node's fault
     assert seen.visit.end() == []
     assert seen.left() == []
     with pytest.raises(PreflightError, match="ended: CANCELLED"):
@@ -231,7 +231,7 @@ def test_files_carry_bytes_once_however_often_they_are_sent(tmp_path: Path) -> N
     assert (tmp_path / "0.in").read_bytes() == b"abcde"
     slurm_visit_node.add(str(tmp_path / "0.out"), b"12")
     slurm_visit_node.add(str(tmp_path / "0.out"), b"3")
-    (tmp_path / "nodes").write_text("n1\nn2\n")
+    (tmp_path / "nodes").write_text("n1\nn2\nn")
     told = slurm_visit_login.main({**asked, "beat": 9, "send": {}, "at": {"0": 1}}, b"")
     assert (base64.b64decode(told["came"]["0"]), told["nodes"]) == (b"23", ["n1", "n2"])
 
