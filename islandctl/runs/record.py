@@ -118,6 +118,17 @@ class TunnelRecord(Model):
         return tuple(int(word) for word in self.porch[2:3])
 
 
+class VisitRecord(Model):
+    """A job of the doctor's on a Slurm site."""
+
+    site: str
+    host: str
+    """The login node, as written in the profile."""
+    work_dir: str
+    folder: str
+    """The job's, below ``work_dir``; ``~`` is the home there."""
+
+
 class RunRecord(Model):
     """``run.json``."""
 
@@ -150,6 +161,8 @@ class RunRecord(Model):
     relay: KeptRecord | None = None
     tunnels: tuple[TunnelRecord, ...] = ()
     cells: tuple[CellRecord, ...] = ()
+    visits: tuple[VisitRecord, ...] = ()
+    """Of an examination: the jobs in which it asks the nodes of Slurm sites."""
 
     @property
     def nodes(self) -> tuple[NodeRecord, ...]:
@@ -176,7 +189,7 @@ class RunRecord(Model):
     @property
     def gives_way(self) -> bool:
         """The launch failed before it had started anything anywhere: another one may take the name."""
-        return self.phase == "failed" and self.relay is None
+        return self.phase == "failed" and self.relay is None and not self.visits
 
 
 def now() -> str:

@@ -112,11 +112,11 @@ def test_a_life_in_the_queue(tmp_path: Path, slurm: Cluster) -> None:
     assert "/nowhere/python" in failed.reason
 
 
-def doctor_asks(cell: Cell) -> Verdict:
+def doctor_asks(cell: Cell) -> list[Verdict]:
     site = cell.scheduler._site  # type: ignore[attr-defined]
-    verdict = SlurmJob().look(Node(site=site, name="login", ranks=1, open=lambda: cell.host))
-    assert isinstance(verdict, Verdict)
-    return verdict
+    verdicts = SlurmJob().look(Node(site=site, name="login", ranks=1, open=lambda: cell.host, kind="login"))
+    assert not isinstance(verdicts, Verdict)
+    return list(verdicts)
 
 
 def test_what_slurm_refuses_and_when_it_is_silent(tmp_path: Path, slurm: Cluster) -> None:
@@ -133,13 +133,20 @@ def test_what_slurm_refuses_and_when_it_is_silent(tmp_path: Path, slurm: Cluster
     deaf = scheduler_of(profile)
     with pytest.raises(PreflightError, match=r"Slurm's commands are not there: .*sbatch: not found"):
         deaf.present(silent.host)
-    with pytest.raises(PreflightError, match="invalid partition"):
-        doctor_asks(nowhere)
-    fine = doctor_asks(silent)
+    (refused,) = doctor_asks(nowhere)
+    assert refused.level == "fail"
+    assert "invalid partition" in refused.text
+    nodes, fine = doctor_asks(silent)
+    assert (nodes.level, nodes.text) == ("ok", "low: 2 of 2 nodes can be used")
     assert fine.level == "ok"
     assert re.fullmatch(r"slurm\S* \d+\.\S+: Job \d+ to start at .*", fine.text)
     with pytest.raises(UnreachableError, match="squeue: not found"):
         deaf.start(silent.seats, silent.jobs(1))
+    slurm.run("scontrol", "update", "nodename=n2", "state=drain", "reason=bad GPU | 3")
+    (drained,) = doctor_asks(silent)[:-1]
+    slurm.run("scontrol", "update", "nodename=n2", "state=resume")
+    assert (drained.level, drained.place) == ("warn", "west/n2")
+    assert drained.text.startswith("drained: bad GPU | 3 (root")
     silent.start(1)
     with pytest.raises(UnreachableError, match=r"Slurm does not answer: .*squeue: not found"):
         deaf.left(silent.host, silent.mark, end=True)

@@ -32,6 +32,7 @@ class DiskSpace(NodeCheck):
     """Room and rights."""
 
     name, tier, title = "disk-space", "quick", "the work folder can be written without sudo, and everything fits"
+    asks = ("host", "login", "job")
     threshold = "2.2 checkpoints free on the site, < 95 % used (Lustre < 80 %), inodes left"
     source = "ml-engineering (Lustre fails near 80 %), imbue cluster-health (95 %)"
     remedy = "free some space, or set work_dir in the profile to a folder of yours on another disk"
@@ -40,7 +41,8 @@ class DiskSpace(NodeCheck):
         """See ``NodeCheck``."""
         told = node.ask("disk_space", program="on_disk.py", timeout_s=20.0)
         node.facts["disk"] = told
-        cells = node.wanted.cells / (1 if told.get("shared") else node.site.num_nodes)
+        told["shared"] = told.get("shared") or node.kind != "host"  # Slurm's nodes share it, whatever its type
+        cells = node.wanted.cells / (1 if told["shared"] else node.site.num_nodes)
         saved = node.wanted.checkpoint_bytes
         return judge_space(told, need=None if saved is None else CHECKPOINTS * saved * cells)
 

@@ -47,11 +47,12 @@ def test_clock(offset_s: float, level: str) -> None:
 
 
 def test_login_tells_the_path_and_a_broken_setup() -> None:
-    verdict = system.judge_login(0.4, SYSTEM, local=False)
+    verdict = system.judge_login(0.4, SYSTEM, way="a login node; 400 ms")
+    assert verdict.text.startswith("a login node; 400 ms; Python")
     assert (verdict.level, "PATH /usr/bin:/bin" in verdict.text) == ("ok", True)
-    assert system.judge_login(16.0, SYSTEM, local=False).level == "warn"
+    assert system.judge_login(16.0, SYSTEM, way="16 s").level == "warn"
     broken = SYSTEM | {"setup_error": "environment.setup ended with code 1: module: not found"}
-    assert system.judge_login(0.4, broken, local=False).level == "fail"
+    assert system.judge_login(0.4, broken, way="400 ms").level == "fail"
 
 
 @pytest.mark.parametrize(
