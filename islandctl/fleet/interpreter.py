@@ -14,15 +14,17 @@ import itertools
 import json
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from islandctl.fleet.wire import ALARM_OVER_S
+from islandctl.fleet.wire import ALARM_OVER_S, HOME
 
 START_S = 60.0
 """For a Python to start on a busy node, at the first call, over that call's own time."""
+DOUBT_S = 15.0
+"""Without a sign of it for so long it is asked whether there is a shell at all that would start it."""
 
 
 class Stream(Protocol):
@@ -64,7 +66,7 @@ class Interpreter:
         self._how = ENDED
         self.started = False
         """Whether anything has come from it: if not, there may be no Python at all."""
-        stage = f"{_source()}\nserve(_drain(), {self._marker!r})\n".encode()
+        stage = f"{_source()}\n{HOME}\nserve(_drain(), {self._marker!r})\n".encode()
         self._first = b"%d\n%b" % (len(stage), stage)
         self._reader = threading.Thread(target=self._read, name="interpreter", daemon=True)
         self._reader.start()
@@ -74,8 +76,18 @@ class Interpreter:
         """Whether it still answers, as far as is known."""
         return not self._ended
 
-    def call(self, source: str, args: Mapping[str, Any], payload: bytes, timeout_s: float) -> dict[str, Any]:
+    def call(
+        self,
+        source: str,
+        args: Mapping[str, Any],
+        payload: bytes,
+        timeout_s: float,
+        doubt: Callable[[], None] = lambda: None,
+    ) -> dict[str, Any]:
         """Run ``main(args, payload)`` of a program; its answer.
+
+        Args:
+            doubt: called when nothing at all has come from there for ``DOUBT_S``; what it raises ends the call.
 
         Raises:
             TimeoutError: no answer in time; the program ends itself a little later.
@@ -101,7 +113,12 @@ class Interpreter:
                 self._waiting.pop(number, None)
                 raise Gone(str(error)) from error
             self._programs.add(program)
-        if not waiting.done.wait(timeout_s + (0.0 if self.started else START_S)):
+        patience_s = timeout_s + (0.0 if self.started else START_S)
+        if not self.started and patience_s > DOUBT_S and not waiting.done.wait(DOUBT_S):
+            patience_s -= DOUBT_S
+            if not self.started:
+                doubt()
+        if not waiting.done.wait(patience_s):
             self._waiting.pop(number, None)
             raise TimeoutError
         if waiting.answer is None:

@@ -26,6 +26,18 @@ _EATEN = "invalid literal for int()"
 BOOT = "import sys;i=sys.stdin.buffer;exec(i.read(int(i.readline())))"
 """Holds no character that any login shell changes inside double quotes."""
 
+HOME = """
+import os
+home = os.environ.get("HOME", "")
+if not home.isascii() and not os.path.isdir(home):
+    try:
+        home = os.fsdecode(os.fsencode(home).decode().encode("latin-1"))
+        os.environ["HOME"] = home if os.path.isdir(home) else os.environ["HOME"]
+    except ValueError:
+        pass
+"""
+"""First thing there: fish under LANG=C hands on a home with an é as if its bytes were Latin-1, encoded once more."""
+
 _STAGE = """
 import json, os, signal, sys
 i = sys.stdin.buffer
@@ -128,7 +140,7 @@ def call(source: str, args: Mapping[str, Any], payload: bytes, timeout_s: float,
             "end": end,
         }
     ).encode()
-    stage = _STAGE.encode()
+    stage = (HOME + _STAGE).encode()
     return Call(b"%d\n%b%d\n%b%b" % (len(stage), stage, len(request), request, payload), begin, end)
 
 

@@ -30,6 +30,8 @@ def cell_view(cell: CellRecord, record: RunRecord, facts: Facts) -> CellView:
     nodes = [node for node in facts.nodes if node.cell == cell.index]
     seen = facts.relay.cells[cell.index] if facts.relay and cell.index < len(facts.relay.cells) else None
     beat, age, source = _heartbeat(cell.index, nodes, facts.relay, record.attempt)
+    if beat is not None and source == "relay" and not beat.step:
+        beat = beat.model_copy(update={"step": cell.own_step(_begins_at(record, facts))})
     state, detail = _state(record, nodes, beat, age if source == "relay" else None)
     still = seen.still_s if seen is not None and source == "relay" else age
     state, detail = _present(state, detail, source, beat, still, record.tokens_per_step)
@@ -43,7 +45,7 @@ def cell_view(cell: CellRecord, record: RunRecord, facts: Facts) -> CellView:
             "step": beat.step,
             "bits_per_byte": beat.bits_per_byte,
             "loss": beat.loss,
-            "tokens": beat.tokens,
+            "tokens": beat.tokens or (None if beat.step else 0),
             "tokens_per_s": beat.tokens_per_s if moves else None,
             "rounds_sent": beat.rounds_applied,
             "rounds_late": beat.rounds_late,
@@ -76,6 +78,12 @@ def _own_steps(cell: CellRecord, steps: int, step: int | None) -> dict[str, int 
     total = cell.pace.own_step(steps)
     behind = None if step is None else cell.pace.windows(step)
     return {"steps": total, "window": behind, "windows": cell.pace.windows(total)}
+
+
+def _begins_at(record: RunRecord, facts: Facts) -> int:
+    """The run's step at which the attempt has begun: workers that have yet to be restored tell 0."""
+    joint = facts.relay.joint_checkpoints[-1] if facts.relay and facts.relay.joint_checkpoints else facts.joint
+    return joint.step if joint is not None and record.attempt > 1 else 0
 
 
 def told_by_relay(relay: RelayStatus | None, cell: int, attempt: int) -> bool:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import secrets
 from collections.abc import Mapping, Sequence
 
-from islandctl.errors import IslandError, PreflightError
+from islandctl.errors import PreflightError
 from islandctl.fleet.delivery import Member
-from islandctl.fleet.provision import PATIENCE_S, Prepared
+from islandctl.fleet.provision import Prepared
 from islandctl.planner.plan import Plan
 from islandctl.runs.reach import Reach, demand, each
 
@@ -34,15 +32,8 @@ def demand_one_folder(cell: str, members: Sequence[Member]) -> None:
     first, *others = members
     if not others:
         return
-    sign = secrets.token_hex(8)
-    first.ask("leave", sign=sign)
-    try:
-        seen = demand(
-            each(others, lambda one: one.ask("see", sign=sign, patience_s=PATIENCE_S)), "looking for a sign"
-        )
-    finally:
-        with contextlib.suppress(IslandError):
-            first.ask("clear", sign=sign)
+    with first.sign() as sign:
+        seen = demand(each(others, lambda one: one.sees(sign)), "looking for a sign")
     apart = [member for member, sees in zip(others, seen, strict=True) if not sees]
     if apart:
         label, more = apart[0].host.label, f", nor by {len(apart) - 1} more" if len(apart) > 1 else ""

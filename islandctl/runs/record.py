@@ -182,9 +182,9 @@ class RunRecord(Model):
         """As a command last saw it: the phase, or how the run came out."""
         if self.reason == FINISHED:
             return FINISHED
-        if self.phase == "launched" and self.reason:
-            return "failed" if self.reason.startswith(FAILED) else "stopped"
-        return self.phase
+        if self.reason.startswith(FAILED):
+            return "failed"
+        return "stopped" if self.phase == "launched" and self.reason else self.phase
 
     @property
     def gives_way(self) -> bool:

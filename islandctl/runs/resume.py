@@ -113,7 +113,7 @@ def _rewind(record: RunRecord, reach: Reach, say: Say, step: int | None, num_fra
     if not isinstance(entry, Rewind):
         raise UnreachableError(f"the relay answered a rewind with an entry of kind {entry.kind}")
     say(f"{record.run}: attempt {entry.attempt} begins at {choice.text}")
-    return records.change(record, attempt=entry.attempt, phase="launching", launcher_pid=os.getpid())
+    return records.change(record, attempt=entry.attempt, phase="launching", reason="", launcher_pid=os.getpid())
 
 
 def _ask(record: RunRecord, reach: Reach) -> dict[NodeRecord, SupervisorState]:

@@ -83,10 +83,10 @@ def stop(
             _together(record, reach, say, deadline_s)
         report = end_everything(record, plan, reach, say)
         checkpoint = _newest_joint(record, reach)  # cells that were ended one by one have saved only now
-        finished = record.reason == FINISHED or (not over and _came_out(record, reach) == FINISHED)
+        came_out = record.reason if over else _came_out(record, reach) or record.reason
         if not over and not report.exit_code:
-            records.change(record, phase="stopped", reason=FINISHED if finished else record.reason)
-        spent = record.reason.startswith(BY_BUDGET)
+            records.change(record, phase="stopped", reason=came_out)
+        finished, spent = came_out == FINISHED, came_out.startswith(BY_BUDGET)
         return report.model_copy(update={"checkpoint": checkpoint, "finished": finished, "spent": spent})
 
 

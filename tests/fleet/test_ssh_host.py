@@ -200,6 +200,29 @@ def test_a_bashrc_that_takes_over_is_told_as_such(sshd: Start, line: str, words:
     assert caught.value.hint
 
 
+@pytest.mark.slow
+def test_a_bashrc_that_swallows_everything_is_told_before_a_slow_python_would_be(sshd: Start) -> None:
+    server = sshd()
+    (server.home / ".bashrc").write_text("echo Welcome\nexec cat > /dev/null\n")
+    with pytest.raises(PreflightError) as caught:  # and not that Python gave no answer, a minute later
+        reach(server).python("def main(args, payload): return 42", {}, timeout_s=60)
+    assert caught.value.message == (
+        f"east/{server.host}: the login shell there does not run the command that it is given: no answer within 35 s"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("interpreter", ["python3", sys.executable])  # the one that stays, and one for a call
+def test_fish_in_a_bare_locale_finds_a_home_with_an_accent(sshd: Start, interpreter: str) -> None:
+    server = sshd(login_shell="fish -c", home="Hélène", variables={"LC_ALL": "C"})
+    source = "import os\ndef main(args, payload): return os.path.expanduser('~')"
+    host = reach(server)
+    try:
+        assert host.python(source, {}, timeout_s=60, interpreter=interpreter) == str(server.home)
+    finally:
+        host.close()
+
+
 @pytest.mark.parametrize(
     ("script", "words"),
     [

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from islandctl.config.site import SiteProfile
+from islandctl.errors import PreflightError, UnreachableError
 from islandctl.fleet.host import Host
 from islandctl.fleet.local import LocalHost
 from islandctl.planner.plan import NodePlan
@@ -74,3 +75,28 @@ def test_tunnels_are_opened_side_by_side(launched: tuple[RunRecord, Hosts], monk
     assert len({way.name for way in now.tunnels}) == NUM_NODES
     assert {node.relay_url for node in now.cells[0].nodes} == {"https://127.0.0.1:1"}
     assert most[0] == MAX_AT_WORK
+
+
+def test_one_tunnel_that_cannot_be_opened_leaves_the_others(
+    launched: tuple[RunRecord, Hosts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The doctor goes on without these nodes; a launch, which needs all of them, is told which."""
+    made, reach = launched
+
+    def free_port(host: Host) -> int:
+        if host.label == "east/h3":
+            raise UnreachableError("east/h3: link lost")
+        return 1
+
+    def opened(now: RunRecord, _: Reach, way: TunnelRecord) -> None:
+        if way.host == "h5":
+            raise PreflightError("east/h5: no room for its log")
+
+    monkeypatch.setattr(network, "_start_tunnel", opened)
+    monkeypatch.setattr(network.nodes, "free_port", free_port)
+    now, told = network.open_tunnels(made, reach._plan, reach, lambda _: None)
+    errors = {one.item.host: one.error.message for one in told if one.error is not None}
+    assert errors == {"h3": "east/h3: link lost", "h5": "east/h5: no room for its log"}
+    assert [node.host for node in now.cells[0].nodes if not node.relay_url] == ["h3", "h5"]
+    with pytest.raises(PreflightError, match=r"2 of 128 nodes: .*h3: link lost; .*h5: no room"):
+        network.start_tunnels(made, reach._plan, reach, lambda _: None)

@@ -17,6 +17,7 @@ from islandctl.errors import UnreachableError, UsageError
 from islandctl.relay.inprocess import InProcessRelay
 from islandctl.relay.messages import Heartbeat, RelayStatus
 from islandctl.runs import record as records
+from islandctl.runs import stop as stopping
 from islandctl.runs.record import CellRecord, KeptRecord, RunRecord
 from islandctl.runs.relay import make_secrets
 from islandctl.runs.remove import Removal, remove
@@ -102,6 +103,20 @@ def test_a_stop_of_a_failed_run_keeps_its_reason(tmp_path: Path) -> None:
     report = stopped(run_of(tmp_path, {"east": "failed", "west": "stopped"}))
     assert not report.finished
     assert records.load("demo").reason == "failed: exit code 3"
+
+
+def test_a_cell_that_fails_at_its_last_step_during_a_stop_makes_the_run_a_failed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`status` reads the nodes' files and said so; the list of runs said that it was stopped."""
+    made = run_of(tmp_path, {"east": "stopped", "west": "failed"})
+    exits = Path(made.cells[1].nodes[0].folder) / "exit.json"
+    said = exits.read_text()
+    exits.unlink()
+    monkeypatch.setattr(stopping, "_together", lambda *_: exits.write_text(said))
+    stopped(made)
+    after = records.load("demo")
+    assert (after.phase, after.reason, after.last_known) == ("stopped", "failed: exit code 3", "failed")
 
 
 def test_a_finished_run_is_not_told_to_resume() -> None:

@@ -201,6 +201,18 @@ def test_heartbeats_of_an_earlier_attempt_do_not_count() -> None:
     assert view.state == "launching"
 
 
+def test_a_cell_that_went_away_before_its_first_step_is_where_the_attempt_began() -> None:
+    """Its workers told 0, since they were not restored yet, and now its files cannot be read either."""
+    beats = {cell: make.heartbeat(cell, attempt=2, step=0, tokens=0, state="starting") for cell in (0, 1)}
+    beats = {cell: beat.model_copy(update={"bits_per_byte": (), "loss": None}) for cell, beat in beats.items()}
+    status = make.relay(beats).model_copy(update={"joint_checkpoints": (make.joint(60),)})
+    view = look(make.facts(relay=status), make.record(attempt=2))
+    assert [(cell.step, cell.tokens) for cell in view.cells] == [(60, None), (60, None)]
+    assert view.step == 60
+    first = {cell: beat.model_copy(update={"attempt": 1}) for cell, beat in beats.items()}
+    assert look(make.facts(relay=make.relay(first))).cells[0].step == 0
+
+
 def test_a_silent_cell_is_said_to_be_silent() -> None:
     view = look(make.facts(relay=make.relay(age_s=SILENT_AFTER_S + 1)))
     assert {cell.state for cell in view.cells} == {"silent"}

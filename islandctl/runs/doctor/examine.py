@@ -21,6 +21,7 @@ from islandctl.config.load import Loaded
 from islandctl.config.paths import RunFolder, known_hosts
 from islandctl.config.recipe import Recipe
 from islandctl.config.site import SiteProfile
+from islandctl.errors import IslandError
 from islandctl.fleet.checks.base import (
     Cell,
     CellCheck,
@@ -34,7 +35,7 @@ from islandctl.fleet.checks.base import (
     Wanted,
 )
 from islandctl.fleet.checks.registry import all_checks
-from islandctl.fleet.checks.runner import Done, Task, run
+from islandctl.fleet.checks.runner import Done, Task, run, told_by
 from islandctl.fleet.hostkeys import Ask
 from islandctl.planner.catalogue import Accelerator, accelerator
 from islandctl.planner.make import make_plan, saved_by
@@ -278,9 +279,12 @@ class _Examination:
         place, first = f"relay on {self._plan.recipe.relay.host}", checks[0]
         self._say(f"starting a relay on {self._plan.recipe.relay.host}, to measure the way to it")
         started: list[RunRecord] = []
+        shut: dict[str, IslandError] = {}
 
         def start() -> Verdict:
-            started.append(relay.begin(self._record, self._plan, self._reach, present, self._say))
+            record, without = relay.begin(self._record, self._plan, self._reach, present, self._say)
+            shut.update(without)
+            started.append(record)
             return Verdict("ok", "started")
 
         for done in run([Task(first, place, start, RELAY_START_S + TUNNEL_S * len(present))]):
@@ -291,6 +295,9 @@ class _Examination:
         login = {one.site.name: one.visit.login for one in self._visits if one.visit is not None}
         links = relay.links(started[0], self._plan, present, login)
         for check in checks:
+            for label, error in shut.items():
+                one = told_by(error, label)
+                self.rows.append(row(check, one, site=self._site_of(label), place=label, seconds=0.0))
             if check.measures:
                 self._say(f"measuring all links at once: {check.name}")
             limit = check.deadline(present[0].tier, present[0].wanted.seconds)

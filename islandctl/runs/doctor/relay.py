@@ -20,7 +20,7 @@ from islandctl.fleet.checks.meeting import held_words
 from islandctl.planner.plan import Plan
 from islandctl.planner.wan import STREAMS_PER_RANK, tunnelled
 from islandctl.runs import record as records
-from islandctl.runs.network import CONTROLLER, start_relay, start_tunnels
+from islandctl.runs.network import CONTROLLER, open_tunnels, start_relay
 from islandctl.runs.reach import Reach, Say, each
 from islandctl.runs.record import CellRecord, NodeRecord, RunRecord
 from islandctl.runs.relay import cell_token, make_secrets
@@ -31,8 +31,13 @@ REACH_S, EACH_S = 30.0, 5.0
 """For a tunnel behind a login node to come up; for one of its names to answer."""
 
 
-def begin(record: RunRecord, plan: Plan, reach: Reach, present: Sequence[Node], say: Say) -> RunRecord:
+def begin(
+    record: RunRecord, plan: Plan, reach: Reach, present: Sequence[Node], say: Say
+) -> tuple[RunRecord, dict[str, IslandError]]:
     """Start relay and tunnels for the nodes that answer; those of a job go through their login node, as in a run.
+
+    Returns:
+        The record; and by ``site/host`` why no tunnel can be opened there. Nodes behind it have no link.
 
     Raises:
         PreflightError, UnreachableError: the relay cannot be started where the recipe wants it.
@@ -42,7 +47,8 @@ def begin(record: RunRecord, plan: Plan, reach: Reach, present: Sequence[Node], 
     record = records.change(record, cells=_cells(record, plan, present))
     record = start_relay(record, plan, reach, say, measure=True)
     login = {node.site.name for node in present if node.kind == "login"}
-    return start_tunnels(record, _login_nodes_as_nodes(plan, login), reach, say)
+    record, opened = open_tunnels(record, _login_nodes_as_nodes(plan, login), reach, say)
+    return record, {one.item.label: one.error for one in opened if one.error is not None}
 
 
 def _login_nodes_as_nodes(plan: Plan, which: Collection[str]) -> Plan:
@@ -102,11 +108,13 @@ def _cells(record: RunRecord, plan: Plan, present: Sequence[Node]) -> tuple[Cell
 def links(
     record: RunRecord, plan: Plan, present: Sequence[Node], login: Mapping[str, Sequence[str]] | None = None
 ) -> list[Link]:
-    """Each site's way to the relay that was started.
+    """Each site's way to the relay that was started: of those nodes that have one.
 
     Args:
         login: of Slurm sites whose nodes are asked in a job, the names by which they may know their login node.
     """
+    doors = {(node.site, node.host): node for node in record.nodes if node.relay_url}
+    present = [node for node in present if (node.site.name, node.through) in doors]
     behind = [node for node in present if node.kind == "job" and plan.recipe.relay.address is None]
     url = {node.site: node.relay_url for node in record.nodes}
 
@@ -116,7 +124,6 @@ def links(
     found = each(behind, find)
     urls = {one.item.label: one.value for one in found if one.value}
     certificate = (RunFolder.of(record.run).secrets / "ca.pem").read_text()
-    doors = {(node.site, node.host): node for node in record.nodes}
     made = []
     for site in plan.sites:
         ways = tuple(
