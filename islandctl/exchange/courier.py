@@ -179,7 +179,10 @@ class Courier:
                 f"cell {me.cell} holds {base[:12]} (version {commit.version - 1})",
                 hint=NO_LONGER_EQUAL if header.version else NEVER_EQUAL,
             )
-        values = decode(payload)
+        try:
+            values = decode(payload)
+        except ExchangeError as error:
+            raise ExchangeError(f"{place}: {error}") from error
         if len(values) != chunk.numel:
             raise ExchangeError(f"{place}: {len(values)} values for a chunk of {chunk.numel}")
         return values

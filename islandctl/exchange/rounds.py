@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from torch import Tensor
 
 from islandctl.config.exchange import Exchange
-from islandctl.errors import CheckpointError, ConfigError, DivergenceError, ExchangeError, IslandError
+from islandctl.errors import CheckpointError, ConfigError, DivergenceError, IslandError, NotFiniteError
 from islandctl.exchange.codecs import Codec, codec_named
 from islandctl.exchange.courier import Assignment, Courier
 from islandctl.exchange.finite import first_bad
@@ -184,7 +184,7 @@ class Rounds(ABC, Generic[State, Result]):
         """Take the snapshot and give it to the courier.
 
         Raises:
-            ExchangeError: a value is not finite; nothing was sent.
+            NotFiniteError: a value is not finite; nothing was sent.
         """
         state = self.states[p]
         vector = self._vectors(p, window)
@@ -224,7 +224,7 @@ class Rounds(ABC, Generic[State, Result]):
         for chunk in self.states[p].chunks:
             if (bad := first_bad(vectors[chunk.index])) is not None:
                 name = self._map.fragments[p].parameter_at(chunk.start + bad)
-                return ExchangeError(
+                return NotFiniteError(
                     f"cell {self._cell}, fragment {p}, window {window}: parameter '{name}' holds a value that is not "
                     f"finite (rank {self._ranks.rank}, step {step}); nothing was sent",
                     hint=CALMER,

@@ -147,6 +147,8 @@ def _explicit(
             f"attach: {steps} steps are no whole windows of {settings.window}: with pace: measured cells meet only "
             "where a window ends"
         )
+    if settings.warmup >= steps:
+        raise ConfigError(f"attach: exchange.warmup: {settings.warmup} steps must be fewer than the run's {steps}")
     own = windows[place.cell] if windows else None
     parameters = named_parameters(model)
     OptimizerState(optimizer, parameters)  # refuses one that is not of this model

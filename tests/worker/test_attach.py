@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,16 @@ import torch
 from torch import Tensor, nn
 
 import islandctl
-from islandctl.errors import CheckpointError, ConfigError, ExchangeError, IslandError, RelayError, UsageError
+from islandctl.errors import (
+    CheckpointError,
+    ConfigError,
+    ExchangeError,
+    IslandError,
+    NotFiniteError,
+    RelayError,
+    UsageError,
+)
+from islandctl.exchange import courier
 
 from .small import STEPS, model, one_step, same, settings, train, values
 
@@ -347,7 +357,7 @@ def test_a_value_that_is_no_number_is_named_before_it_is_sent() -> None:
             island.step()
 
     error = refused(loop)
-    assert isinstance(error, ExchangeError)
+    assert isinstance(error, NotFiniteError)  # a launched run ends with it: a repetition would meet it again
     assert "parameter '2.weight' holds a value that is not finite" in error.message
     assert error.hint.startswith("lower the learning rate or clip gradients, and begin anew (a launched run:")
 
@@ -696,6 +706,26 @@ def test_the_others_wait_for_the_first_cell_s_warm_up() -> None:
     ends = islandctl.run_cells(train(exchange, watch=lambda cell, done, _: seen[cell].append(done)), 2, exchange)
     assert same(*ends)
     assert seen == {0: list(range(1, STEPS + 1)), 1: list(range(4, STEPS + 1))}
+
+
+@pytest.mark.parametrize("warmup", [STEPS, STEPS + 1])
+def test_a_warm_up_that_the_run_is_too_short_for(warmup: int) -> None:
+    error = refused(train(settings(warmup=warmup)), 2, settings(warmup=warmup))
+    assert isinstance(error, ConfigError)
+    assert error.message == f"attach: exchange.warmup: {warmup} steps must be fewer than the run's {STEPS}"
+
+
+def test_parameters_without_values() -> None:
+    error = refused(lambda place: attached(place, model().to("meta")))
+    assert isinstance(error, ConfigError)
+    assert error.message == "parameter '0.weight' is on the meta device: it has no values yet"
+
+
+def test_a_payload_that_cannot_be_read_is_told_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = courier.encode
+    monkeypatch.setattr(courier, "encode", lambda codec, vector, key: whole(codec, vector, key)[:-1])
+    told = refused(train(settings())).message
+    assert re.fullmatch(r"cell 0, fragment 0, window 0, chunk \d: damaged fp32 payload: \d+ bytes for .*", told)
 
 
 def test_an_exchange_with_a_wrong_key() -> None:

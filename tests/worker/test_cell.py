@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from islandctl.config.job import CellJob
-from islandctl.errors import ConfigError
+from islandctl.errors import ConfigError, NotFiniteError
 from islandctl.worker.cell import Cell
-from islandctl.worker.outcome import NotFiniteError
 from islandctl.worker.parallel import Ranks
 from islandctl.worker.text import read_text
 
