@@ -67,6 +67,8 @@ class SlurmJobs:
         self._guard = threading.Lock()
         self._told: dict[str, tuple[float, Job | None]] = {}
         """By the job's name: when Slurm was last asked, and what it said."""
+        self._stuck = False
+        """Has a job outlived its end here? Then it is not waited for a second time."""
 
     def present(self, host: Host) -> str:
         """See ``Scheduler``. Slurm's controller is not asked."""
@@ -245,6 +247,7 @@ class SlurmJobs:
         if "error" in answer:
             raise silent(host, answer["error"])
         if answer["jobs"]:
+            self._stuck = True
             number, state, where, _ = answer["jobs"][0]
             raise UnreachableError(
                 f"{host.label}: Slurm's job {number} on {where} is {state} still, {GONE_S:.0f} s after scancel",
@@ -260,7 +263,7 @@ class SlurmJobs:
             mark=mark,
             work_dir=self._site.work_dir,
             cancel=end,
-            gone_s=GONE_S,
+            gone_s=0.0 if self._stuck else GONE_S,
             stubborn=STUBBORN,
         )
         if "error" in answer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import Protocol
 
 from pydantic import ValidationError
@@ -25,6 +26,8 @@ from islandctl.runs.search import Found, everywhere, mark_in_files, places, sear
 from islandctl.runs.workers import stop_workers, supervisors
 
 POLL_S = 0.5
+STANDS_S = 6 * HEARTBEAT_S
+"""So long cells stand still, while another one does not run, before no commit is expected from them any more."""
 
 
 class Tells(Protocol):
@@ -148,19 +151,20 @@ def _came_out(record: RunRecord, reach: Reach) -> str:
 
 def _together(record: RunRecord, reach: Reach, say: Say, deadline_s: float) -> None:
     """Ask the cells through the relay to checkpoint and end together; wait for it."""
-    if deadline_s <= 0 or not _living(record, reach):
+    if deadline_s <= 0 or not (living := _living(record, reach)):
         return
+    there = {node.cell for node in living}
+    away = [cell.name for cell in record.cells if cell.index not in there]
     try:
         with client(record) as relay:
             if not has_trained(relay, record.attempt):
                 say("no cell has trained yet: there is nothing to checkpoint")
                 return
             relay.stop(record.reason)
+            say("the cells checkpoint at the next commit and end")
+            _wait(record, reach, say, deadline_s, Standstill(relay, there) if away else None, away)
     except IslandError as error:
         say(f"the relay cannot pass the word on ({error.message}); ending the workers one by one")
-        return
-    say("the cells checkpoint at the next commit and end")
-    _wait(record, reach, say, deadline_s)
 
 
 def _newest_joint(record: RunRecord, reach: Reach) -> int | None:
@@ -191,7 +195,38 @@ def _trained(status: RelayStatus, attempt: int) -> bool:
     return any(beat.attempt == attempt and (beat.step > 0 or beat.state == "training") for beat in beats)
 
 
-def _wait(record: RunRecord, reach: Reach, say: Say, deadline_s: float) -> None:
+class Standstill:
+    """Whether the cells wait for a round to which one that does not run would have to come.
+
+    Its deadline may be far, and no checkpoint that comes of it is joint.
+
+    Args:
+        cells: numbers of those that run.
+    """
+
+    def __init__(self, relay: Tells, cells: Collection[int]) -> None:
+        self._relay, self._cells = relay, cells
+        self._seen: object = None
+        self._since = time.monotonic()
+
+    def lasts(self) -> bool:
+        """Look: has nothing moved for ``STANDS_S``, with all cells that run waiting? Silence is no proof."""
+        try:
+            status = self._relay.status()
+        except IslandError:
+            self._seen = None
+            return False
+        beats = [one.heartbeat for one in status.cells if one.heartbeat is not None and one.cell in self._cells]
+        stand = status.rounds_open > 0 and len(beats) == len(self._cells) and all(b.state == "waiting" for b in beats)
+        seen = ([beat.step for beat in beats], status.rounds_committed + status.rounds_empty)
+        if seen != self._seen or not stand:
+            self._seen, self._since = seen, time.monotonic()
+        return time.monotonic() - self._since >= STANDS_S
+
+
+def _wait(
+    record: RunRecord, reach: Reach, say: Say, deadline_s: float, still: Standstill | None, away: list[str]
+) -> None:
     end = time.monotonic() + deadline_s
     restarts: dict[NodeRecord, int] = {}
     said: set[str] = set()
@@ -208,6 +243,9 @@ def _wait(record: RunRecord, reach: Reach, say: Say, deadline_s: float) -> None:
                 said.add(line)
                 say(line)
         if not waited_for:
+            return
+        if still is not None and still.lasts():
+            say(f"no commit comes without {', '.join(away)}; the other cells save where they stand, and end")
             return
         time.sleep(POLL_S)
     say(f"not all cells ended within {deadline_s:g} s; their supervisors end them now")

@@ -112,6 +112,26 @@ def test_a_life_in_the_queue(tmp_path: Path, slurm: Cluster) -> None:
     assert "/nowhere/python" in failed.reason
 
 
+def test_a_job_that_slurm_cannot_end_is_waited_for_once(
+    tmp_path: Path, slurm: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = Cell(tmp_path, slurm, "stuck", partition="apart")
+    (cell.folder / "hold").touch()
+    cell.start(1)
+    cell.until(lambda seen: running(seen) and (cell.folder / "metrics.jsonl").exists())
+    (daemon,) = (one for one in slurm._daemons if one.args[-1] == "n3")  # type: ignore[index]
+    os.kill(daemon.pid, signal.SIGSTOP)
+    try:
+        monkeypatch.setattr("islandctl.fleet.slurm.GONE_S", 1.0)
+        with pytest.raises(UnreachableError, match=rf"job {cell.job} on n3 is COMPLETING still, 1 s after scancel"):
+            cell.stop()
+        monkeypatch.setattr("islandctl.fleet.slurm.GONE_S", 3600.0)
+        assert cell.scheduler.left(cell.host, cell.mark, end=True) == [f"Slurm's job {cell.job} (COMPLETING) n3"]
+    finally:
+        os.kill(daemon.pid, signal.SIGCONT)
+    cell.until(lambda _: cell.scheduler.left(cell.host, cell.mark, end=False) == [])
+
+
 def doctor_asks(cell: Cell) -> list[Verdict]:
     site = cell.scheduler._site  # type: ignore[attr-defined]
     verdicts = SlurmJob().look(Node(site=site, name="login", ranks=1, open=lambda: cell.host, kind="login"))

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from islandctl.runs import stop as stopping
 from islandctl.runs.record import CellRecord, KeptRecord, RunRecord
 from islandctl.runs.relay import make_secrets
 from islandctl.runs.remove import Removal, remove
-from islandctl.runs.stop import StopReport, has_trained, not_waited_for, stop, stop_unreadable
+from islandctl.runs.stop import Standstill, StopReport, has_trained, not_waited_for, stop, stop_unreadable
 
 from . import builders as make
 from .test_search import far_plan, far_record
@@ -289,3 +290,39 @@ def test_whose_end_is_waited_for() -> None:
     assert not_waited_for(again, 3) == "dies whenever it is started (exit code 1); its supervisor ends it now"
     assert not_waited_for(make.ended("stopped"), 0) == "ended"
     assert "not known" in not_waited_for(None, 0)  # nothing is concluded from silence
+
+
+def test_a_cell_that_does_not_run_is_not_waited_for_by_those_that_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Theirs would be the round's deadline, which can be beyond the stop's."""
+    monkeypatch.setattr("islandctl.runs.stop.STANDS_S", 0.2)
+    office = InProcessRelay("demo", "c", make.CELLS, 1)
+    beat = Heartbeat(
+        attempt=1, cell=0, state="waiting", step=3, steps=9, tokens=0, tokens_per_s=0.0, held_out_hash="", life="1"
+    )
+    told = office.status().model_copy(update={"rounds_open": 1})
+
+    class Says:
+        def __init__(self) -> None:
+            self.beats, self.open = {0: beat}, 1
+
+        def status(self) -> RelayStatus:
+            cells = [one.model_copy(update={"heartbeat": self.beats.get(one.cell)}) for one in told.cells]
+            return told.model_copy(update={"cells": tuple(cells), "rounds_open": self.open})
+
+    def lasts(says: Says, cells: set[int]) -> bool:
+        still = Standstill(says, cells)
+        looks = []
+        for _ in range(3):
+            looks.append(still.lasts())
+            time.sleep(0.25)
+        assert not looks[0]
+        return looks[-1]
+
+    says = Says()
+    assert lasts(says, {0})
+    assert not lasts(says, {0, 1})  # of the other nothing was heard
+    says.open = 0
+    assert not lasts(says, {0})  # its round is decided, and on its way
+    says.open, says.beats = 1, {0: beat, 1: beat.model_copy(update={"cell": 1, "state": "training"})}
+    assert not lasts(says, {0, 1})
+    assert lasts(says, {0})
