@@ -85,6 +85,10 @@ class ExchangeError(RunError):
     """A round could not be carried out."""
 
 
+class NotFiniteError(ExchangeError):
+    """A loss or a parameter is no longer a number, and nothing was exchanged. A repetition would give the same."""
+
+
 class DivergenceError(ExchangeError):
     """Replicas that must be identical are not. The message names cell, fragment and window."""
 

@@ -16,7 +16,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -127,11 +127,11 @@ class Cluster:
             self._begin("slurmd", "-D", "-N", name)
         self._until(lambda: self.run("sinfo", "-h", "-N", "-o", "%T").split() == ["idle"] * 5, "the nodes")
 
-    def _begin(self, name: str, *options: str) -> None:
+    def _begin(self, name: str, *options: str, within: Sequence[str] = ()) -> None:
         with (self.folder / f"{name}.out").open("ab") as log:
             self._daemons.append(
                 subprocess.Popen(
-                    [self._programs[name], *options],
+                    [*within, self._programs[name], *options],
                     env={**os.environ, **self.env},
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -139,6 +139,23 @@ class Cluster:
                     start_new_session=True,
                 )
             )
+
+    def restart(self, node: str, *within: str) -> None:
+        """End a node's slurmd and begin it anew, inside a command that runs what follows (``unshare …``)."""
+        before = self._started(node)
+        known = [daemon for daemon in self._daemons if daemon.args[-2:] == ["-N", node]]  # type: ignore[index]
+        for daemon in known:
+            self._daemons.remove(daemon)
+            os.killpg(daemon.pid, signal.SIGKILL)
+            daemon.wait()
+        time.sleep(1.1)  # two starts within a second would look like one
+        self._begin("slurmd", "-D", "-N", node, within=within)
+        self._until(lambda: self._started(node) not in (before, "None"), node)
+
+    def _started(self, node: str) -> str:
+        """When its slurmd began, in whole seconds, as the controller knows."""
+        told = self.run("scontrol", "show", "node", node)
+        return told.partition("SlurmdStartTime=")[2].split()[0]
 
     def _until(self, good: object, what: str) -> None:
         assert callable(good)

@@ -41,8 +41,16 @@ def doctor(
             help="How long each rate is measured; disks and products at most 30.",
         ),
     ] = None,
+    wait: Annotated[
+        str | None,
+        typer.Option(
+            "--wait",
+            metavar="TIME",
+            help="How long a job may wait for a Slurm site's nodes, as 30min. Usually 5 min, in the deep tier 1 h.",
+        ),
+    ] = None,
     write_profile: Annotated[
-        bool, flag("--write-profile", help="Put the measured figures into the profiles; only the values change.")
+        bool, flag("--write-profile", help="Put the measured figures into the profiles, noted as measured.")
     ] = False,
     listing: Annotated[bool, flag("--list", help="Show all checks, and ask nobody.")] = False,
     json: Json = False,
@@ -51,12 +59,16 @@ def doctor(
 
     Starts a relay where the recipe places it, and tunnels where a run would need them; all of it is ended again.
     Nothing needs sudo, and what cannot be asked without more rights is skipped with the reason. Ends with 4 when a
-    check fails, 5 when somebody does not answer, else 0. On a Slurm site the login node is examined.
+    check fails, 5 when somebody does not answer, else 0.
+
+    On a Slurm site the quick tier asks the login node and Slurm itself; the others submit one short job, in which the
+    nodes are examined, and which is cancelled when it gets none within --wait.
 
     Examples:
       islandctl doctor recipe.yaml --site east.yaml --site west.yaml
       islandctl doctor recipe.yaml --site east.yaml --site west.yaml --tier standard --write-profile
       islandctl doctor recipe.yaml --site east.yaml --site west.yaml --only wan --seconds 30
+      islandctl doctor recipe.yaml --site cluster.yaml --tier standard --wait 2h
       islandctl doctor recipe.yaml --site east.yaml --json | jq '.rows[] | select(.level == "fail")'
       islandctl doctor --list
     """
@@ -82,10 +94,18 @@ def doctor(
     from islandctl.runs.doctor.examine import examine
     from islandctl.runs.doctor.profile import write_profiles
 
+    wait_s = None if wait is None else _seconds(wait)
     loaded = [load_site(path) for path in site]
     with questions(json) as ask:
         report = examine(
-            load_recipe(recipe), loaded, checks, tier=known, say=output.message, ask=ask, seconds=seconds
+            load_recipe(recipe),
+            loaded,
+            checks,
+            tier=known,
+            say=output.message,
+            ask=ask,
+            seconds=seconds,
+            wait_s=wait_s,
         )
     if write_profile:
         report = report.model_copy(update={"written": write_profiles(loaded, report.measured)})
@@ -94,6 +114,15 @@ def doctor(
     else:
         show(report, recipe=str(recipe), profiles=[str(path) for path in site], write_profile=write_profile)
     raise typer.Exit(report.exit_code)
+
+
+def _seconds(wait: str) -> float:
+    from islandctl.config.units import parse_seconds
+
+    try:
+        return parse_seconds(wait)
+    except ValueError as error:
+        raise UsageError(f"--wait {wait}: {error}", hint="--wait 30min, --wait 2h") from error
 
 
 def _list(checks: Sequence[Check], *, json: bool) -> None:

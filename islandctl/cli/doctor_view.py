@@ -82,7 +82,12 @@ def _next(report: DoctorReport, recipe: str, profiles: Sequence[str], write_prof
     command = f"{quote(recipe)} {sites}"
     wrong = next((row for row in report.rows for level in ("fail", "unknown") if row.level == level), None)
     if wrong is not None:
-        return f"next: mend {wrong.check} on {wrong.place}, then islandctl doctor {command} --only {wrong.check}"
+        deeper = "" if report.tier == "quick" else f" --tier {report.tier}"
+        again = f"islandctl doctor {command} --only {wrong.check}{deeper}"
+        return f"next: mend {wrong.check} on {wrong.place}, then {again}"
+    unasked = next((row for row in report.rows if (row.check, row.level) == ("slurm", "skipped")), None)
+    if unasked is not None:
+        return f"next: islandctl doctor {command} --tier {report.tier} --wait 2h, for the nodes of {unasked.site}"
     if report.tier == "quick":
         return f"next: islandctl doctor {command} --tier standard measures links and disks; or islandctl launch …"
     if report.measured and not write_profile:

@@ -37,25 +37,29 @@ def logs(
 
     from islandctl.cli import output
     from islandctl.cli.look import SITE_COLOURS
+    from islandctl.config.secrets import hide
+    from islandctl.runs import secrets
     from islandctl.runs.logs import LogReader
     from islandctl.runs.merge import Line, since_time
     from islandctl.runs.record import load, load_plan_of
 
     record = load(run)
     plan = load_plan_of(record)
+    secrets.know(plan)
     start = since_time(since, time.time()) if since else None
     codes = {"cyan": 36, "yellow": 33, "green": 32, "magenta": 35, "blue": 34, "red": 31}
     names = [one.name for one in plan.sites]
     lively = output.lively(sys.stdout)
 
     def show(line: Line) -> None:
+        text = hide(line.text)
         if json:
-            told = {"source": line.source, "site": line.site, "rank": line.rank, "at": line.at, "text": line.text}
+            told = {"source": line.source, "site": line.site, "rank": line.rank, "at": line.at, "text": text}
             print(dumps(told))
             return
         colour = codes[SITE_COLOURS[names.index(line.site) % len(SITE_COLOURS)]]
         prefix = f"\x1b[{colour}m{line.source}\x1b[0m" if lively else line.source
-        print(f"{prefix} | {line.text}")
+        print(f"{prefix} | {text}")
 
     with LogReader(record, plan, output.message, sites=site or (), ranks=rank or ()) as reader:
         try:

@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from islandctl.config.text import Span, parse, spans
 from islandctl.errors import ConfigError
 
+Key: TypeAlias = str | tuple[str, ...]
+"""``section.key``; or in parts, of which one may hold a point."""
 
-def edited(text: str, changes: Mapping[str, str], name: str) -> str:
+
+def edited(text: str, changes: Mapping[Key, str], name: str) -> str:
     """The text with other values. A key that is missing comes at the end of its section, a section at the file's end.
 
     Args:
-        changes: ``key`` or ``section.key`` → the value's plain text, for example ``9.4 Gbit/s``.
+        changes: ``key``, ``section.key`` or ``("section", "key")`` → the value's plain text:
+            ``9.4 Gbit/s``.
         name: the file's, for messages.
 
     Raises:
         ConfigError: the text is not strict YAML, or a value cannot be changed without touching more.
     """
     wanted = parse(text, name).data
-    for path, value in changes.items():
-        text = _one(text, path.split("."), value, name)
+    paths = {tuple(key.split(".")) if isinstance(key, str) else key: value for key, value in changes.items()}
+    for path, value in paths.items():
+        text = _one(text, list(path), value, name)
         _set(wanted, path, value)
     if parse(text, name).data != wanted:
-        raise ConfigError(f"{name}: {', '.join(changes)} cannot be changed in place", hint="change them by hand")
+        raise ConfigError(
+            f"{name}: {', '.join(map('.'.join, paths))} cannot be changed in place", hint="change them by hand"
+        )
     return text
 
 
-def _set(data: dict[str, Any], path: str, value: str) -> None:
-    *sections, key = path.split(".")
+def _set(data: dict[str, Any], path: tuple[str, ...], value: str) -> None:
+    *sections, key = path
     for section in sections:
         data = data.setdefault(section, {})
     data[key] = value

@@ -80,7 +80,7 @@ class Exchange(Settings):
     apply: Literal["carry", "blend"] = "carry"
     """``carry``: steps made meanwhile are kept whole. ``blend``: mixed by alpha; not in a butterfly."""
     alpha: Share = 0.5
-    """For ``blend``: the share of the cell's own value that is kept."""
+    """For ``blend``: the share of the cell's own value that is kept; less than 1."""
     codec: CodecName = "int8"
     """How values travel; norms, routers, embeddings and what ``exact`` names go as bf16 (with ``fp32``: whole)."""
     rounding: Rounding | None = None
@@ -141,6 +141,12 @@ class Exchange(Settings):
                 "a butterfly moves partners half-way to each other and keeps what was trained meanwhile: "
                 "apply: blend would move the mean of all cells; leave it out",
                 "apply",
+            )
+        if self.apply == "blend" and self.alpha == 1:
+            raise self.contradiction(
+                "alpha 1 keeps the cell's own value whole: nothing that the others learn would ever reach it; less "
+                "than 1, or leave apply: blend out",
+                "alpha",
             )
         if self.pace_bound is not None and self.pace == "equal":
             raise self.contradiction("pace_bound is for pace: measured", "pace_bound")

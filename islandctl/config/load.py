@@ -52,6 +52,16 @@ def nearest(places: dict[Path, Place], path: Path) -> Place:
     return (1, 1)
 
 
+def place_of(path: str, *key: str | int) -> str:
+    """``file:line:column`` of a key in a file as it is now; the file alone when it cannot be read any more."""
+    try:
+        text = read_bytes(path, max_bytes=MAX_BYTES, hint="").decode("utf-8")
+        line, column = nearest(parse(text, path).values, key)
+    except (ConfigError, UnicodeDecodeError):
+        return path
+    return f"{path}:{line}:{column}"
+
+
 def load_recipe(path: str | os.PathLike[str]) -> Loaded[Recipe]:
     """Read a recipe, and the files that its script needs.
 

@@ -139,9 +139,10 @@ class Training(Settings):
     steps: Steps
     """Inner steps of every cell."""
     batch: int = Field(ge=1, le=10_000_000)
-    """Sequences per cell and step, over all its ranks."""
-    sequence: int = Field(ge=2, le=100_000_000)
-    """Tokens per sequence."""
+    """Sequences (or samples) per cell and step, over all its ranks."""
+    sequence: int = Field(default=1, ge=1, le=100_000_000)
+    """Tokens per sequence. Required, and at least 2, unless a script of your own trains: one without sequences leaves
+    it out, and its samples are counted."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of the forward and backward pass; parameters and optimizer are float32."""
     recompute: Literal["none", "selective", "full"] = "none"
@@ -258,7 +259,8 @@ class WorkerRecipe(Settings):
     restart: Restart = Restart()
     watchdog: Watchdog = Watchdog()
     logs: Size = Field(default=256 * 2**20, ge=4096)
-    """What is kept of each rank's log, in four pieces: the oldest is removed when a fifth begins."""
+    """What is kept of each rank's log, and of what torchrun prints on a node, in four pieces: the oldest is removed
+    when a fifth begins."""
     env: dict[str, str] = Field(default_factory=dict)
     """Extra environment variables. They are kept with plan and record: no secrets."""
     secrets: tuple[str, ...] = ()
@@ -344,10 +346,13 @@ class Recipe(Settings):
         """The built-in training is told all; what a script decides by itself would be written here in vain."""
         needed = {"model": self.model, "data": self.data, "training.optimizer": self.training.optimizer}
         if self.worker.command is None:
-            for key, value in needed.items():
+            sequence = self.training.sequence if "sequence" in self.training.model_fields_set else None
+            for key, value in {**needed, "training.sequence": sequence}.items():
                 if value is None:
                     last = key.rpartition(".")[2]
                     raise self.contradiction(f"key '{last}' is missing (only worker.command does without)", key)
+            if self.training.sequence < 2:
+                raise self.contradiction("at least 2: a token, and the one that it predicts", "training.sequence")
             return self
         usual = {
             "training.schedule": (self.training.schedule, Schedule()),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, TypeAdapter, field_validator, model_validator
 
 from islandctl.config.host_address import parse_address
 from islandctl.config.model import Name, Settings, Truth
@@ -273,6 +274,12 @@ class Environment(Settings):
         return self
 
 
+@cache
+def _reader(section: type[Settings], name: str) -> TypeAdapter[object]:
+    """Reads a value of the section's key ``name`` from text."""
+    return TypeAdapter(section.model_fields[name].rebuild_annotation())
+
+
 class SiteProfile(Settings):
     """One cluster (an island)."""
 
@@ -298,6 +305,9 @@ class SiteProfile(Settings):
     """Left out: the site can only be rented."""
     failures: Failures = Failures()
     measured: Measured = Measured()
+    examined: dict[str, str] = Field(default_factory=dict)
+    """Which values `islandctl doctor --write-profile` has measured, by key (`wan.up`), as it wrote them. What uses
+    one is marked in `plan --explain`, until the value is changed."""
     ssh: Ssh = Ssh()
     environment: Environment = Environment()
     slurm: Slurm | None = None
@@ -322,6 +332,35 @@ class SiteProfile(Settings):
         return self.scheduler != "slurm"
 
     _folder = field_validator("work_dir")(checked_folder)
+
+    def holds(self, key: str, text: str) -> bool:
+        """Is this the profile's value of ``section.key``?
+
+        Raises:
+            ValueError: there is no such key, or it takes no such value.
+        """
+        section, _, name = key.partition(".")
+        part = getattr(self, section, None)
+        if not isinstance(part, Settings) or name not in type(part).model_fields:
+            raise ValueError(f"there is no {key}")
+        return bool(getattr(part, name) == _reader(type(part), name).validate_python(text))
+
+    @property
+    def found_by_doctor(self) -> dict[str, str]:
+        """Of ``examined`` what is the profile's value still."""
+        return {key: text for key, text in self.examined.items() if self.holds(key, text)}
+
+    @model_validator(mode="after")
+    def _examined_values_are_values(self) -> SiteProfile:
+        for key, text in self.examined.items():
+            try:
+                self.holds(key, text)
+            except ValueError as error:
+                told = str(error) if str(error).startswith("there is no") else f"'{text}' is no value of {key}"
+                raise self.contradiction(
+                    f"{told}; this section is written by islandctl doctor", "examined"
+                ) from error
+        return self
 
     @model_validator(mode="after")
     def _owns_no_more_than_it_has(self) -> SiteProfile:

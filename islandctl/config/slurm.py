@@ -64,11 +64,27 @@ class Slurm(Settings):
         return self
 
 
-def sbatch_options(site: SiteProfile, num_nodes: int, ranks_per_node: int) -> tuple[str, ...]:
+def partitions_of(asked: Slurm) -> str | None:
+    """The partitions that a job goes to, as sbatch takes them; None: the site's usual one."""
+    found = asked.partition
+    for at, option in enumerate(asked.extra):
+        name, equals, value = option.partition("=")
+        if name == "--partition":
+            found = value if equals else (*asked.extra[at + 1 :], None)[0]
+        elif option.startswith("-p"):
+            found = option[2:] or (*asked.extra[at + 1 :], None)[0]
+    return found
+
+
+def sbatch_options(
+    site: SiteProfile, num_nodes: int, ranks_per_node: int, *, limit_s: float | None = None
+) -> tuple[str, ...]:
     """What the job of one cell asks for, as options of sbatch; the profile's ``extra`` last, where it wins.
 
     Args:
         num_nodes, ranks_per_node: of the cell.
+        limit_s: of a job that only asks the nodes, and is not queued again: its time limit, whatever the profile
+            says of that.
     """
     asked = site.slurm or Slurm()
     share = ranks_per_node / site.gpu.per_node
@@ -87,6 +103,8 @@ def sbatch_options(site: SiteProfile, num_nodes: int, ranks_per_node: int) -> tu
     for key in ("partition", "account", "qos", "constraint"):
         if (value := getattr(asked, key)) is not None:
             options.append(f"--{key}={value}")
+    if limit_s is not None:
+        return (*options, *asked.extra, f"--time={math.ceil(limit_s / 60)}", "--no-requeue")
     if asked.time is not None:
         options.append(f"--time={math.ceil(asked.time / 60)}")
     # TERM goes to the tasks of the job and not to its script, as it does before a preemption with a grace time.

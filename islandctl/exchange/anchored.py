@@ -187,7 +187,7 @@ class Anchored(Rounds[AnchorState, Prepared]):
         """
         state = self.states[p]
         dropped = mine.tokens if mine is not None else state.tokens
-        if dropped:
+        if dropped and self._ranks.leads:
             told = "fragment %d, window %d: committed without this cell; the %d tokens trained for it are dropped"
             log.warning(told, p, window, dropped)
         for c, result in results.items():

@@ -12,6 +12,7 @@ from islandctl.errors import DivergenceError, ExchangeError, RelayError, Unreach
 from islandctl.exchange.codecs import Codec, Key, decode, encode
 from islandctl.exchange.follower import PATIENCE_S, Latch
 from islandctl.exchange.fragments import Chunk
+from islandctl.exchange.hints import NO_LONGER_EQUAL
 from islandctl.exchange.transport import Transport
 from islandctl.ledger.entries import Commit, Contribution
 from islandctl.ledger.packet import PacketHeader, digest, pack, unpack
@@ -20,7 +21,6 @@ log = logging.getLogger(__name__)
 
 ANSWERED_BY_COMMIT = ("exists", "closed", "stale")
 """Refusals after which the round's commit tells what counts: another life's packet, or none."""
-NO_LONGER_EQUAL = "the replicas no longer agree: go back to the newest joint checkpoint with `islandctl resume`"
 NEVER_EQUAL = "all cells must begin with equal values: one seed before the model is made, or one file of weights"
 
 
@@ -179,7 +179,10 @@ class Courier:
                 f"cell {me.cell} holds {base[:12]} (version {commit.version - 1})",
                 hint=NO_LONGER_EQUAL if header.version else NEVER_EQUAL,
             )
-        values = decode(payload)
+        try:
+            values = decode(payload)
+        except ExchangeError as error:
+            raise ExchangeError(f"{place}: {error}") from error
         if len(values) != chunk.numel:
             raise ExchangeError(f"{place}: {len(values)} values for a chunk of {chunk.numel}")
         return values

@@ -223,7 +223,8 @@ class Due:
 
     def _tell(self) -> None:
         """Say that the loop stands still, and why."""
-        log.warning("step %d: standing still, since the relay does not answer", self._progress.step)
+        if self._ranks.leads:
+            log.warning("step %d: standing still, since the relay does not answer", self._progress.step)
         self._on_silence()
 
     def stop_step(self) -> int:

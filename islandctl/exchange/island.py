@@ -35,6 +35,7 @@ from islandctl.exchange.transport import Transport
 from islandctl.exchange.waiting import Waiting
 from islandctl.exchange.walk import Walk
 from islandctl.exchange.warmup import Warmup
+from islandctl.ledger.configuration import differences, exchange_parts
 from islandctl.ledger.pairs import Pairing
 
 
@@ -93,7 +94,7 @@ class Island:
             raise ConfigError(f"cell {cell} of {num_cells} cells")
         if own is not None and settings.pace == "equal":
             raise ConfigError(f"cell {cell}: {own} steps of its own a window, but exchange.pace is equal")
-        self.cell = cell
+        self.cell, self._num_cells, self._settings = cell, num_cells, settings
         self.pace = Pace.of(settings, own)
         self._own = 0
         """Steps of this cell's own. All else here counts the run's."""
@@ -142,7 +143,7 @@ class Island:
             self._rounds.work,
         )
         self._progress = Progress(cell, self.schedule, self._rounds, self._follower, self._preparer, self._waiting)
-        self._walk = Walk(self._progress, journal, attempt)
+        self._walk = Walk(self._progress, journal, attempt, self._ranks)
         self._due = Due(
             settings,
             settings.late.deadline + deadline_grace_s,
@@ -293,6 +294,7 @@ class Island:
             "cell": self.cell,
             "ranks": self._ranks.size,
             "map_hash": self.map.map_hash,
+            "exchange": self._kept_exchange(),
             "metrics": self._rounds.metrics.counters(),
         }
         return store.save(self._rounds.states, self._rounds.flights, meta, self._ranks.rank)
@@ -311,15 +313,22 @@ class Island:
         The parameters themselves are loaded by the caller.
 
         Raises:
-            CheckpointError: it belongs to another model, cell or number of ranks, or something is missing.
+            CheckpointError: it belongs to another model, exchange, cell or number of ranks, or something in it is
+                missing or not finite.
         """
         meta = store.load_meta(tensors, self._ranks.rank)
         mine = {"cell": self.cell, "ranks": self._ranks.size}
+        exchange = self._kept_exchange()
+        if other := differences(meta.get("exchange", exchange), exchange):  # states of earlier versions have none
+            raise CheckpointError(
+                f"cell {self.cell}: the state was saved under another exchange: {'; '.join(other)}",
+                hint="go on with the exchange that it was saved under, or begin anew",
+            )
         if meta.get("map_hash") != self.map.map_hash:
             raise CheckpointError(
-                f"rank {self._ranks.rank}: the checkpoint is of another model, or divided into other fragments "
-                f"(map {str(meta.get('map_hash'))[:12]}, not {self.map.map_hash[:12]})",
-                hint="load it with the same model, exchange.fragments, placement, exact and chunk",
+                f"rank {self._ranks.rank}: the checkpoint is of another model "
+                f"(fragment map {str(meta.get('map_hash'))[:12]}, not {self.map.map_hash[:12]})",
+                hint="load it with the model that it was saved with: the same parameters, by name and shape",
             )
         for name, value in mine.items():
             if meta.get(name) != value:
@@ -335,6 +344,13 @@ class Island:
             self._rounds.metrics.restore(meta["metrics"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"rank {self._ranks.rank}: the checkpoint's exchange state is damaged") from error
+        self._rounds.check_state()
+
+    def _kept_exchange(self) -> dict[str, Any]:
+        """What of the exchange a state belongs to, for one that is loaded under another."""
+        parts = exchange_parts(self._settings) | {"cells": self._num_cells}
+        del parts["late"]  # how long others are waited for is in no state
+        return parts | ({} if self._settings.pace == "equal" else {"own window": self.pace.own})
 
     def change_ledger(self) -> None:
         """After ``load_state_dict``: the relay has another ledger, which goes on from this state."""
@@ -352,8 +368,11 @@ class Island:
             The cell's own step to go on from: the loaded one, or after a walk the one before the first open round.
 
         Raises:
+            ConfigError: a parameter of a model that begins holds a value that is not finite.
+            CheckpointError: the same of one that goes on.
             Hurried: asked to end while the relay did not answer.
         """
+        self._rounds.check_values(self._progress.step)
         self._start()
         if not self._waiting.everywhere(lambda: self._follower.caught_up):
             raise Hurried

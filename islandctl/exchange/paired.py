@@ -20,6 +20,7 @@ from islandctl.errors import DivergenceError
 from islandctl.exchange import mixing
 from islandctl.exchange.feedback import left_out
 from islandctl.exchange.fragments import Chunk
+from islandctl.exchange.hints import BACK
 from islandctl.exchange.rounds import Rounds
 from islandctl.exchange.state import Flight, PairState, base_hash
 from islandctl.exchange.verdict import names
@@ -112,7 +113,7 @@ class Paired(Rounds[PairState, Mixed]):
             self._latch.fail(
                 DivergenceError(
                     f"cell {self._cell}, fragment {p}, window {commit.window}: committed when the cell was past it",
-                    hint="go back to the newest joint checkpoint with `islandctl resume`",
+                    hint=BACK,
                 )
             )
         return past
@@ -154,7 +155,7 @@ class Paired(Rounds[PairState, Mixed]):
         last = self._schedule.is_final(commit.window)
         if names(commit, self._cell):
             self._mix(p, commit.window, mine, results)
-        elif last:
+        elif last and self._ranks.leads:
             told = "fragment %d, window %d: a last round without cell %d: the cells do not end equal"
             log.warning(told, p, commit.window, self._pairing.partner(self._cell, p, commit.window))
         if commit.window >= self._last:

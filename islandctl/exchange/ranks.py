@@ -43,6 +43,11 @@ class Ranks:
         raised = getattr(errors, kind, ExchangeError)
         raise raised(message, hint=hint)
 
+    @property
+    def leads(self) -> bool:
+        """Rank 0: the one that speaks for the cell."""
+        return self.rank == 0
+
     def decide(self, values: list[int]) -> list[int]:
         """Rank 0's ``values`` on every rank; all must pass as many."""
         if self.size == 1:

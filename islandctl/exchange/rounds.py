@@ -11,15 +11,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-import torch
 from torch import Tensor
 
 from islandctl.config.exchange import Exchange
-from islandctl.errors import DivergenceError, ExchangeError, IslandError
+from islandctl.errors import CheckpointError, ConfigError, DivergenceError, IslandError, NotFiniteError
 from islandctl.exchange.codecs import Codec, codec_named
 from islandctl.exchange.courier import Assignment, Courier
+from islandctl.exchange.finite import first_bad
 from islandctl.exchange.follower import Latch
 from islandctl.exchange.fragments import Chunk, FragmentMap
+from islandctl.exchange.hints import CALMER, EARLIER
 from islandctl.exchange.metrics import Metrics
 from islandctl.exchange.ranks import Ranks
 from islandctl.exchange.schedule import Schedule
@@ -127,13 +128,63 @@ class Rounds(ABC, Generic[State, Result]):
     def applied(self) -> Callable[[Commit], bool]:
         """Tells of which commits the present state has taken in; later changes do not count."""
 
+    # A cell begins
+
+    def check_values(self, step: int) -> None:
+        """Before anything is trained: every parameter is finite. Collective.
+
+        Args:
+            step: where this life begins.
+
+        Raises:
+            ConfigError: of a model that begins, when a value is not.
+            CheckpointError: of one that goes on.
+        """
+        self._ranks.agree(self._bad_parameter(step))
+
+    def _bad_parameter(self, step: int) -> IslandError | None:
+        names = (one.name for fragment in self._map.fragments for one in fragment.placements)
+        name = next((one for one in names if first_bad(self._shards.local(one)) is not None), None)
+        if name is None:
+            return None
+        if step == 0:
+            return ConfigError(
+                f"cell {self._cell}: parameter '{name}' holds a value that is not finite before the first step "
+                f"(rank {self._ranks.rank})",
+                hint="give it first values before islandctl.attach()",
+            )
+        return CheckpointError(
+            f"cell {self._cell}: parameter '{name}' holds a value that is not finite at step {step}, where it is to "
+            f"go on (rank {self._ranks.rank})",
+            hint=EARLIER,
+        )
+
+    def check_state(self) -> None:
+        """Of a state that was loaded: everything that this rank holds of it is finite.
+
+        Raises:
+            CheckpointError: something is not; the message names what, and of which parameter.
+        """
+        for fragment, state, flight in zip(self._map.fragments, self.states, self.flights, strict=True):
+            for chunk in state.chunks:
+                held = state.kept(chunk.index)
+                if flight is not None:
+                    held |= {"vector": flight.vector[chunk.index]}
+                for kind, values in held.items():
+                    if (bad := first_bad(values)) is not None:
+                        name = fragment.parameter_at(chunk.start + bad)
+                        raise _bad_state(self._cell, kind, name, self._ranks.rank)
+            for name, values in flight.snapshot.items() if flight is not None else ():
+                if first_bad(values) is not None:
+                    raise _bad_state(self._cell, "snapshot", name, self._ranks.rank)
+
     # A round begins
 
     def begin(self, p: int, window: int, step: int) -> None:
         """Take the snapshot and give it to the courier.
 
         Raises:
-            ExchangeError: a value is not finite; nothing was sent.
+            NotFiniteError: a value is not finite; nothing was sent.
         """
         state = self.states[p]
         vector = self._vectors(p, window)
@@ -171,13 +222,12 @@ class Rounds(ABC, Generic[State, Result]):
 
     def _not_finite(self, p: int, window: int, step: int, vectors: dict[int, Tensor]) -> IslandError | None:
         for chunk in self.states[p].chunks:
-            bad = torch.nonzero(~torch.isfinite(vectors[chunk.index]))
-            if len(bad):
-                name = self._map.fragments[p].parameter_at(chunk.start + int(bad[0]))
-                return ExchangeError(
+            if (bad := first_bad(vectors[chunk.index])) is not None:
+                name = self._map.fragments[p].parameter_at(chunk.start + bad)
+                return NotFiniteError(
                     f"cell {self._cell}, fragment {p}, window {window}: parameter '{name}' holds a value that is not "
                     f"finite (rank {self._ranks.rank}, step {step}); nothing was sent",
-                    hint="lower the learning rate or clip gradients, then `islandctl resume --from` an earlier step",
+                    hint=CALMER,
                 )
         return None
 
@@ -230,3 +280,10 @@ class Rounds(ABC, Generic[State, Result]):
         """Tell the norm of what the fragment has learnt; ``square`` is this rank's part. Collective."""
         (total,) = self._ranks.sum([square])
         self.metrics.norm[p] = math.sqrt(total) if math.isfinite(total) else None
+
+
+def _bad_state(cell: int, kind: str, name: str, rank: int) -> CheckpointError:
+    return CheckpointError(
+        f"cell {cell}: the loaded state holds a value that is not finite: {kind} of parameter '{name}' (rank {rank})",
+        hint=EARLIER,
+    )

@@ -21,7 +21,7 @@ class Shards:
         ranks: the cell's ranks.
 
     Raises:
-        ConfigError: a parameter is not fp32.
+        ConfigError: a parameter is not fp32, or has no values yet.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], ranks: Ranks) -> None:
@@ -30,6 +30,12 @@ class Shards:
                 raise ConfigError(
                     f"parameter '{name}' is {parameter.dtype}: the exchange needs fp32 parameters",
                     hint="keep fp32 master weights and compute in bf16 (FSDP2: MixedPrecisionPolicy)",
+                )
+            if parameter.is_meta:
+                raise ConfigError(
+                    f"parameter '{name}' is on the meta device: it has no values yet",
+                    hint="give it first values before islandctl.attach(): model.to_empty(device=…), then the same "
+                    "values in every cell",
                 )
         self._parameters = parameters
         self._ranks = ranks

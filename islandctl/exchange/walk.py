@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from islandctl.exchange.journal import Journal
 from islandctl.exchange.progress import Progress
+from islandctl.exchange.ranks import Ranks
 from islandctl.ledger.entries import Commit
 
 log = logging.getLogger(__name__)
@@ -19,10 +20,12 @@ class Walk:
         progress: the cell's.
         journal: what it has applied in earlier lives of this attempt.
         attempt: the run's.
+        ranks: the cell's; the first speaks for it.
     """
 
-    def __init__(self, progress: Progress, journal: Journal, attempt: int) -> None:
+    def __init__(self, progress: Progress, journal: Journal, attempt: int, ranks: Ranks) -> None:
         self._progress = progress
+        self._ranks = ranks
         self._journal = journal
         self._attempt = attempt
         self._counted: int | None = None
@@ -74,6 +77,8 @@ class Walk:
             progress.put_forward(progress.rounds.step_of(commit) - progress.step)
         progress.put_forward(min(progress.first_open_step() - 1, progress.schedule.steps) - progress.step)
         counted, self._counted = self._counted, progress.rounds.metrics.rounds_applied
+        if not self._ranks.leads:
+            return True
         if counted == before_this:  # no round has counted it since: the others went on while it walked
             log.info("step %d: the others had gone on; took over %d rounds more", progress.step, len(todo))
             return True

@@ -7,6 +7,7 @@ time grows with the logarithm of their number; a node that no other can reach ge
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import secrets
 import threading
@@ -36,6 +37,8 @@ LEASE_S = 1800
 """Until a node that gives ends by itself, if nobody is left to tell it."""
 SLOWEST_BYTES_PER_S = 50_000
 TIMEOUT_S = 120.0
+PATIENCE_S = 3.0
+"""For a file of one node to be seen by another one that has the same folder: NFS remembers what was not there."""
 _BLOCK = 1 << 18
 
 Progress = Callable[[str, int, int], None]
@@ -81,6 +84,22 @@ class Member:
         return self.host.python(
             program("node_store"), {"do": do, "work_dir": self.work_dir, **args}, timeout_s=timeout_s
         )
+
+    @contextlib.contextmanager
+    def sign(self) -> Iterator[str]:
+        """Leave a sign in the work folder, by which others see that they have the same one; take it away again."""
+        sign = secrets.token_hex(8)
+        self.ask("leave", sign=sign)
+        try:
+            yield sign
+        finally:
+            with contextlib.suppress(IslandError):
+                self.ask("clear", sign=sign)
+
+    def sees(self, sign: str) -> bool:
+        """Is another one's sign in this work folder?"""
+        seen: bool = self.ask("see", sign=sign, patience_s=PATIENCE_S)
+        return seen
 
 
 def deliver(

@@ -22,6 +22,7 @@ from typing import Any
 from islandctl.config.paths import home
 from islandctl.config.site import SiteProfile
 from islandctl.errors import ConfigError, PreflightError
+from islandctl.fleet import lock
 from islandctl.fleet.delivery import Content
 from islandctl.fleet.host import Host
 from islandctl.fleet.needs import Needs
@@ -60,6 +61,8 @@ class Environment:
     wheels: tuple[Content, ...] | None
     """From the profile's folder; None: pip has an index, or ``offline``."""
     offline: bool
+    locked: bool
+    """Are the requirements those of a lock file?"""
 
     @property
     def hash(self) -> str:
@@ -86,12 +89,13 @@ def describe(
         wheels: those of ``environment.wheels``.
 
     Raises:
-        ConfigError: the lock file cannot be read.
+        ConfigError: the lock file cannot be read, or not be used.
     """
     own = site.environment
     on_file, on_line = split_options(own.pip_options)
-    if own.lock is not None and needs.packages:
-        requirements = [*on_file, *_lines(own.lock)]
+    locked = own.lock is not None and needs.packages
+    if own.lock is not None and locked:
+        requirements = [*on_file, *lock.read(own.lock)]
     else:
         requirements = [*on_file, *needs.requirements, *(own.packages if needs.packages else ())]
     return Environment(
@@ -105,17 +109,21 @@ def describe(
         wanted=needs.imports,
         wheels=wheels,
         offline=own.offline and wheels is None,
+        locked=locked,
     )
 
 
-def _lines(lock: str) -> list[str]:
-    try:
-        return Path(lock).read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"environment.lock: {lock}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}",
-            hint="name a requirements file beside the profile, as pip freeze writes it",
-        ) from error
+def check_files(site: SiteProfile, key: str) -> None:
+    """See that what the profile names as ``key``, ``lock`` or ``wheels``, is on this machine and can be read.
+
+    Raises:
+        ConfigError: it is not, or there is nothing in it.
+    """
+    own = site.environment
+    if key == "lock" and own.lock is not None and own.build:
+        lock.read(own.lock)
+    elif key == "wheels" and own.wheels is not None and own.build:
+        _listed(own.wheels)
 
 
 def wheels_of(site: SiteProfile) -> tuple[Content, ...] | None:
@@ -127,20 +135,36 @@ def wheels_of(site: SiteProfile) -> tuple[Content, ...] | None:
     folder = site.environment.wheels
     if folder is None or not site.environment.build:
         return None
+    files = _listed(folder)
     try:
-        return files_of(Path(folder).expanduser())
+        return _packed(files)
     except OSError as error:
-        raise ConfigError(
-            f"environment.wheels: {folder}: {error.strerror}",
-            hint="name a folder of wheels beside the profile, as pip download -d FOLDER fills it",
-        ) from error
+        raise _unreadable(folder, error) from error
 
 
-def files_of(folder: Path) -> tuple[Content, ...]:
-    """What pip can install from in a folder."""
-    files = sorted(path for path in folder.iterdir() if path.name.endswith((".whl", ".tar.gz", ".zip")))
+def _unreadable(folder: str, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"environment.wheels: {error.filename or folder}: {error.strerror}",
+        hint="name a folder of wheels beside the profile, as pip download -d FOLDER fills it",
+    )
+
+
+def _listed(folder: str) -> list[Path]:
+    try:
+        files = files_of(Path(folder).expanduser())
+    except OSError as error:
+        raise _unreadable(folder, error) from error
     if not files:
         raise ConfigError(f"environment.wheels: {folder} holds no wheels", hint="fill it: pip download -d FOLDER …")
+    return files
+
+
+def files_of(folder: Path) -> list[Path]:
+    """What pip can install from in a folder."""
+    return sorted(path for path in folder.iterdir() if path.name.endswith((".whl", ".tar.gz", ".zip")))
+
+
+def _packed(files: Sequence[Path]) -> tuple[Content, ...]:
     small = [path for path in files if path.stat().st_size < ALONE_BYTES]
     alone = [Content.of(path, path.name) for path in files if path not in small]
     return (*alone, Content.of(_together(small), TOGETHER)) if small else tuple(alone)
@@ -178,7 +202,7 @@ def download(made: Environment, say: Callable[[str], None]) -> tuple[Content, ..
                 except OSError:
                     if not folder.is_dir():  # else another launch was faster
                         raise
-    return files_of(folder)
+    return _packed(files_of(folder))
 
 
 def _download(made: Environment, folder: Path, requirements: Path) -> None:
@@ -192,7 +216,9 @@ def _download(made: Environment, folder: Path, requirements: Path) -> None:
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S)
     if done.returncode == 0:
         return
-    lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()][-4:]
+    whole = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    lock.refuse_another_file("this machine", whole)
+    lines = whole[-4:]
     raise PreflightError(
         f"this machine: pip download for Python {version} on {made.arch} failed: {' / '.join(lines)}",
         hint="fetch the wheels in another way, and name their folder as environment.wheels in the site profile",
@@ -279,6 +305,7 @@ def _judge(label: str, answer: dict[str, Any], made: Environment) -> None:
             "or environment.wheels: FOLDER; or name an index that it reaches in environment.pip_options",
         )
     if answer.get("error") == "pip":
+        lock.refuse_another_file(label, answer["lines"])
         raise PreflightError(
             f"{label}: pip install failed: {lines}",
             hint="add what is missing to the folder of environment.wheels"
@@ -290,7 +317,9 @@ def _judge(label: str, answer: dict[str, Any], made: Environment) -> None:
         told = answer["told"]
         raise PreflightError(
             f"{label}: the built environment is not fit: {told.get('error') or listed(told['missing'])}",
-            hint="add what is missing to environment.packages in the site profile",
+            hint="add what is missing to environment.lock"
+            if made.locked
+            else "add what is missing to environment.packages in the site profile",
         )
 
 

@@ -2,8 +2,9 @@
 
 Both directions carry frames over one channel. A request is ``NUMBER SIZE PAYLOAD_SIZE``, a line end, JSON of that
 size (``program``: the hash of the program's text, ``text``: the text itself, the first time; ``args``, ``alarm_s``)
-and the payload. An answer is ``NUMBER SIZE``, a line end and JSON: ``result``, ``error``, or ``died`` with the exit
-code (negative: the signal). What the login shell prints comes before a random marker, and is skipped.
+and the payload. An answer is a random marker, ``NUMBER SIZE``, a line end and JSON: ``result``, ``error``, or
+``died`` with the exit code (negative: the signal). The first is empty, with the number 0. What the login shell
+prints, or something that it has left running, lies before a marker and is skipped.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ import itertools
 import json
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from islandctl.fleet.wire import ALARM_OVER_S
+from islandctl.fleet.wire import ALARM_OVER_S, HOME
 
 START_S = 60.0
 """For a Python to start on a busy node, at the first call, over that call's own time."""
+DOUBT_S = 15.0
+"""Without a sign of it for so long it is asked whether there is a shell at all that would start it."""
 
 
 class Stream(Protocol):
@@ -37,8 +40,12 @@ class Stream(Protocol):
         """End it."""
 
 
+ENDED = "connection closed"
+MIXED = "its answer was mixed with what something else prints there: does a file of the login shell start that?"
+
+
 class Gone(Exception):
-    """The interpreter has ended, or the link to it; what the call did is unknown."""
+    """The interpreter has ended, or the link to it; what the call did is unknown. Its words say how."""
 
 
 class Interpreter:
@@ -54,13 +61,12 @@ class Interpreter:
         self._numbers = itertools.count(1)
         self._programs: set[str] = set()
         self._waiting: dict[int, _Waiting] = {}
-        self._marker = f"<<{secrets.token_hex(8)}>>"
+        self._marker = f"<<{secrets.token_hex(8)}>>".encode()
         self._ended = False
+        self._how = ENDED
         self.started = False
         """Whether anything has come from it: if not, there may be no Python at all."""
-        stage = (
-            f"{_source()}\n_arrived = _drain()\nwrite_all(1, {self._marker!r}.encode())\nserve(_arrived)\n".encode()
-        )
+        stage = f"{_source()}\n{HOME}\nserve(_drain(), {self._marker!r})\n".encode()
         self._first = b"%d\n%b" % (len(stage), stage)
         self._reader = threading.Thread(target=self._read, name="interpreter", daemon=True)
         self._reader.start()
@@ -70,8 +76,18 @@ class Interpreter:
         """Whether it still answers, as far as is known."""
         return not self._ended
 
-    def call(self, source: str, args: Mapping[str, Any], payload: bytes, timeout_s: float) -> dict[str, Any]:
+    def call(
+        self,
+        source: str,
+        args: Mapping[str, Any],
+        payload: bytes,
+        timeout_s: float,
+        doubt: Callable[[], None] = lambda: None,
+    ) -> dict[str, Any]:
         """Run ``main(args, payload)`` of a program; its answer.
+
+        Args:
+            doubt: called when nothing at all has come from there for ``DOUBT_S``; what it raises ends the call.
 
         Raises:
             TimeoutError: no answer in time; the program ends itself a little later.
@@ -82,7 +98,7 @@ class Interpreter:
         request: dict[str, Any] = {"program": program, "args": dict(args), "alarm_s": int(timeout_s) + ALARM_OVER_S}
         with self._lock:
             if self._ended:
-                raise Gone
+                raise Gone(self._how)
             if program not in self._programs:
                 request["text"] = source
             number = next(self._numbers)
@@ -97,12 +113,21 @@ class Interpreter:
                 self._waiting.pop(number, None)
                 raise Gone(str(error)) from error
             self._programs.add(program)
-        if not waiting.done.wait(timeout_s + (0.0 if self.started else START_S)):
+        patience_s = timeout_s + (0.0 if self.started else START_S)
+        if not self.started and patience_s > DOUBT_S and not waiting.done.wait(DOUBT_S):
+            patience_s -= DOUBT_S
+            if not self.started:
+                doubt()
+        if not waiting.done.wait(patience_s):
             self._waiting.pop(number, None)
             raise TimeoutError
         if waiting.answer is None:
-            raise Gone
+            raise Gone(self._how)
         return waiting.answer
+
+    def late(self, timeout_s: float, python: str) -> tuple[str, float]:
+        """Of a call that got no answer in time: what gave none, and how long it was waited for."""
+        return ("a command", timeout_s) if self.started else (python, timeout_s + START_S)
 
     def close(self) -> None:
         """End it; calls that wait raise ``Gone``."""
@@ -120,14 +145,12 @@ class Interpreter:
         try:
             while data := self._stream.recv(1 << 18):
                 arrived += data
-                if not self.started:
-                    _, found, rest = arrived.partition(self._marker.encode())
-                    if not found:
-                        continue
-                    arrived, self.started = rest, True
                 self._deliver(arrived)
-        except (OSError, EOFError, ValueError):
-            self._stream.close()  # a stream that is cut, or holds what is no answer, has ended
+        except (OSError, EOFError):
+            self._stream.close()
+        except ValueError:  # from here on nothing can be trusted
+            self._how = MIXED
+            self._stream.close()
         with self._lock:
             self._ended = True
         for number in list(self._waiting):
@@ -135,16 +158,25 @@ class Interpreter:
                 waiting.done.set()
 
     def _deliver(self, arrived: bytearray) -> None:
-        """Hand out the whole answers among what has come, and take them away from it."""
-        while (end := arrived.find(b"\n")) >= 0:
-            number, size = (int(word) for word in arrived[:end].split())
+        """Hand out the whole answers among what has come, and take them away from it, with what lies before them."""
+        while (begin := arrived.find(self._marker)) >= 0:
+            self.started = True
+            del arrived[:begin]
+            end = arrived.find(b"\n")
+            if end < 0:
+                return
+            number, size = (int(word) for word in arrived[len(self._marker) : end].split())
             if len(arrived) < end + 1 + size:
                 return
-            waiting = self._waiting.pop(number, None)
-            if waiting is not None:  # else it was given up
-                waiting.answer = json.loads(arrived[end + 1 : end + 1 + size])
-                waiting.done.set()
+            text = bytes(arrived[end + 1 : end + 1 + size])
+            if number:
+                answer = json.loads(text)
+                waiting = self._waiting.pop(number, None)
+                if waiting is not None:  # else it was given up
+                    waiting.answer = answer
+                    waiting.done.set()
             del arrived[: end + 1 + size]
+        del arrived[: -len(self._marker)]
 
 
 class _Waiting:

@@ -102,8 +102,13 @@ class Requests:
         return number, request, payload
 
 
-def serve(arrived: bytes) -> None:
-    """Answer until stdin ends. ``arrived``: what had come already with the text of this program."""
+def serve(arrived: bytes, marker: bytes) -> None:
+    """Answer until stdin ends.
+
+    Args:
+        arrived: what had come already with the text of this program.
+        marker: begins each answer, since others may write to the same stream.
+    """
     requests = Requests(arrived)
     texts: dict[str, str] = {}
     scopes: dict[str, Any] = {}
@@ -112,8 +117,9 @@ def serve(arrived: bytes) -> None:
     os.dup2(os.open(os.devnull, os.O_RDWR), 2)
 
     def answer(number: int, text: bytes) -> None:
-        write_all(1, b"%d %d\n%b" % (number, len(text), text))
+        write_all(1, b"%b%d %d\n%b" % (marker, number, len(text), text))
 
+    answer(0, b"")
     while True:
         asked = requests.take()
         if asked is not None:

@@ -18,26 +18,54 @@ from typing import Any
 from islandctl.fleet.node_store import expand, identity, locked, place
 
 _CHECK = """
-import importlib, json, platform, sys
-wanted, marker = json.loads(sys.argv[1]), sys.argv[2]
-told = {"executable": sys.executable, "version": platform.python_version(), "found": {}, "missing": {}}
-for name, least in wanted:
-    try:
-        module = importlib.import_module(name)
-        version = str(getattr(module, "__version__", ""))
-        if not version:
-            from importlib import metadata
-            version = metadata.version(name)
-        numbers = [int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit()]
-        if least and numbers < least:
-            told["missing"][name] = "version %s is too old" % version
-        else:
-            told["found"][name] = version
-    except Exception as error:
-        told["missing"][name] = str(error).splitlines()[0] if str(error) else type(error).__name__
+import hashlib, importlib, json, os, platform, sys
+wanted, marker, folder = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
+
+def note():
+    # Named by all on which an import depends: this boot of this node, the interpreter, the folders of its packages.
+    def when(path):
+        return [path, os.stat(path).st_mtime_ns if os.path.exists(path) else 0]
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        depends = [wanted, platform.node(), file.read(), sys.version, sys.executable]
+    depends += [when(path) for path in (os.path.realpath(sys.executable), *sys.path) if path]
+    depends += sorted(pair for pair in os.environ.items() if pair[0].startswith(("PYTHON", "LD_")))
+    return os.path.join(folder, hashlib.sha256(json.dumps(depends).encode()).hexdigest()[:16] + ".json")
+
+def look():
+    told = {"executable": sys.executable, "version": platform.python_version(), "found": {}, "missing": {}}
+    for name, least in wanted:
+        try:
+            module = importlib.import_module(name)
+            version = str(getattr(module, "__version__", ""))
+            if not version:
+                from importlib import metadata
+                version = metadata.version(name)
+            numbers = [int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit()]
+            if least and numbers < least:
+                told["missing"][name] = "version %s is too old" % version
+            else:
+                told["found"][name] = version
+        except Exception as error:
+            told["missing"][name] = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return told
+
+try:
+    with open(note()) as file:
+        told = json.load(file)
+except (OSError, ValueError):
+    told = look()
+    if told["found"] and not told["missing"]:
+        try:
+            os.makedirs(folder, exist_ok=True)
+            with open(note(), "w") as file:
+                json.dump(told, file)
+        except OSError:
+            pass  # what is not there, or cut, costs the next launch some time
 sys.stdout.write("\\n%s %s\\n" % (marker, json.dumps(told)))
 """
 
+NOTES = "imported"
+"""Folder in the work folder: what has been imported here."""
 _UNREACHABLE = re.compile(
     "Failed to establish a new connection|Name or service not known|Temporary failure in name resolution|"
     "Network is unreachable|Connection refused|ConnectTimeoutError|No route to host|NameResolutionError"
@@ -85,12 +113,17 @@ def tree_hash(folder: str) -> str:
     return total.hexdigest()[:16]
 
 
-def check(python: str, setup: list[str], wanted: list[Any], timeout_s: float) -> dict[str, Any]:
-    """Ask an interpreter what it is and whether it imports ``wanted``: [module, least version as numbers]."""
+def check(python: str, setup: list[str], wanted: list[Any], timeout_s: float, notes: str) -> dict[str, Any]:
+    """Ask an interpreter what it is and whether it imports ``wanted``: [module, least version as numbers].
+
+    Args:
+        notes: folder in which it is noted what has been imported: nothing is imported again for the same question
+            while this boot of the node, the interpreter and its packages are the same.
+    """
     if not wanted and not setup and shutil.which(os.path.expanduser(python)) == sys.executable:
         return {"executable": sys.executable, "version": platform.python_version(), "found": {}, "missing": {}}
     marker = os.urandom(8).hex()
-    argv = with_setup(setup, [os.path.expanduser(python), "-c", _CHECK, json.dumps(wanted), marker])
+    argv = with_setup(setup, [os.path.expanduser(python), "-c", _CHECK, json.dumps(wanted), marker, notes])
     try:
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, cwd="/")
     except subprocess.TimeoutExpired:
@@ -125,7 +158,7 @@ def probe(args: dict[str, Any], _: bytes) -> dict[str, Any]:
         "arch": platform.machine(),
         "libc": platform.libc_ver(),
         "code_there": settled(args, b""),
-        "python": check(args["python"], args["setup"], args["wanted"], args["timeout_s"]),
+        "python": check(args["python"], args["setup"], args["wanted"], args["timeout_s"], os.path.join(work, NOTES)),
         "path": os.environ.get("PATH", ""),
         "clock": [began, time.time()],
     }
@@ -263,7 +296,8 @@ def _fill_env(folder: str, args: dict[str, Any]) -> dict[str, Any]:
     if failure:
         unreachable = [line for line in failure if _UNREACHABLE.search(line)] if args["wheels"] is None else []
         return {"error": "pip", "lines": failure[-6:], "unreachable": unreachable[-1] if unreachable else ""}
-    told = check(python, args["setup"], args["wanted"], args["timeout_s"])
+    notes = os.path.join(expand(args["work_dir"]), NOTES)
+    told = check(python, args["setup"], args["wanted"], args["timeout_s"], notes)
     if told.get("error") or told["missing"]:
         return {"error": "check", "told": told}
     aside = complete + ".tmp"

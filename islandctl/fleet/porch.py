@@ -27,7 +27,7 @@ def serve(port: int, tunnel_port: int) -> None:
     with socket.create_server(("", port), family=family, backlog=256, dualstack_ipv6=dual) as server:
         server.settimeout(LOOK_S)
         while os.getppid() == parent:
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(socket.timeout):  # before Python 3.10 it is no TimeoutError
                 caller, _ = server.accept()
                 caller.settimeout(None)
                 threading.Thread(target=_carry, args=(caller, tunnel_port), daemon=True).start()

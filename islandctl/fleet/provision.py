@@ -6,9 +6,7 @@ give it to each other (``delivery.py``), and not at all where it lies already.
 
 from __future__ import annotations
 
-import contextlib
 import math
-import secrets
 import shlex
 import sys
 import time
@@ -16,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -41,8 +40,6 @@ CLOCK_WARN_S, CLOCK_LIMIT_S = 0.5, 3.0
 """How far a node's clock may be off this machine's: heartbeat ages, certificates and logs are read by it."""
 SMALL_BYTES = 1 << 20
 """A bundle up to this size goes to each node in one call: less than a handshake's worth of time on most links."""
-PATIENCE_S = 3.0
-"""For a file of one node to be seen by another one that has the same folder: NFS remembers what was not there."""
 AT_WORK = 64
 
 Say = Callable[[str], None]
@@ -260,22 +257,18 @@ class _Work:
         for first, *others in groups.values():
             if not others:
                 continue
-            sign = secrets.token_hex(8)
-            head = Member(first.at, first.work_dir)
+
+            def see(place: Place, sign: str, first: Place = first) -> None:
+                # a copied disk has the same identity, and does not see the sign
+                if Member(place.at, place.work_dir).sees(sign):
+                    place.leader = first
+
             try:
-                head.ask("leave", sign=sign)
+                with Member(first.at, first.work_dir).sign() as sign:
+                    _each(others, partial(see, sign=sign))
             except IslandError as error:
                 first.error = error
                 continue
-
-            def see(place: Place, first: Place = first, sign: str = sign) -> None:
-                # a copied disk has the same identity, and does not see the sign
-                if Member(place.at, place.work_dir).ask("see", sign=sign, patience_s=PATIENCE_S):
-                    place.leader = first
-
-            _each(others, see)
-            with contextlib.suppress(IslandError):
-                head.ask("clear", sign=sign)
             sharing = sum(place.leader is first for place in others)
             if sharing:
                 self.say(f"{site.name}: {sharing + 1} nodes share the folder {first.work_dir}; it is filled once")

@@ -1,7 +1,7 @@
 """A cell as a job of Slurm, driven over SSH on the cluster's login node.
 
-One job a cell, one task a node; each task is that node's supervisor (``slurm_node.py``), and keeps torchrun as on a
-plain host. Jobs are found by their name, which holds the run's mark: nothing has to be remembered here.
+One job a cell, one task a node; each task is that node's supervisor (``slurm_node.py``), and keeps the workers as on
+a plain host. Jobs are found by their name, which holds the run's mark: nothing has to be remembered here.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import shlex
 import threading
 import time
 from collections.abc import Sequence
-from functools import cache
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 from islandctl.config.site import SiteProfile
-from islandctl.config.slurm import Slurm, sbatch_options
+from islandctl.config.slurm import Slurm, partitions_of, sbatch_options
 from islandctl.errors import PreflightError, RunError, UnreachableError
 from islandctl.fleet import node as nodes
 from islandctl.fleet.host import Host
@@ -24,14 +23,18 @@ from islandctl.fleet.job import SupervisorJob, SupervisorState
 from islandctl.fleet.scheduler import Seat
 from islandctl.fleet.slurm_text import (
     SACCT_FIELDS,
+    SINFO_FORMAT,
     SQUEUE_FORMAT,
     Job,
+    SlurmNode,
     newest,
     parse_sacct,
     parse_scontrol,
+    parse_sinfo,
     parse_squeue,
 )
 from islandctl.fleet.slurm_verdict import UNSHARED, fresh, judge
+from islandctl.fleet.wire import program
 
 ASK_S = 10.0
 """Between two questions to Slurm about one job: its controller serves everybody, and a queue does not move faster."""
@@ -45,7 +48,7 @@ _SCRIPT = """#!/bin/sh
 # A cell of a run of islandctl. {unshared}: this node does not see what the login node has written.
 cd {cell} 2>/dev/null && [ "$(cat submission)" = {token} ] || exit {unshared}
 exec >>slurm.log 2>&1
-ISLANDCTL_RUN={mark} PYTHONPATH={code} exec {python} -P -m islandctl.fleet.slurm_batch {cell}
+ISLANDCTL_RUN={mark} PYTHONPATH={code} exec {python} -B -P -m islandctl.fleet.slurm_batch {cell}
 """
 
 
@@ -58,13 +61,22 @@ class SlurmJobs:
 
     as_one = True
 
+    def __init__(self, site: SiteProfile) -> None:
+        self._site = site
+        self._setup = list(site.environment.setup)
+        self._guard = threading.Lock()
+        self._told: dict[str, tuple[float, Job | None]] = {}
+        """By the job's name: when Slurm was last asked, and what it said."""
+        self._stuck = False
+        """Has a job outlived its end here? Then it is not waited for a second time."""
+
     def present(self, host: Host) -> str:
         """See ``Scheduler``. Slurm's controller is not asked."""
         needed = ("sbatch", "squeue", "scontrol", "scancel")
         for told in (answers := self._commands(host, *([name, "--version"] for name in needed))):
             if told["code"] != 0:
                 raise PreflightError(
-                    f"{host.label}: Slurm's commands are not there: {_words(told['err'])}",
+                    f"{host.label}: Slurm's commands are not there: {one_line(told['err'])}",
                     hint="environment.setup in the profile can put them on the PATH (module load slurm); on a site "
                     "without Slurm set scheduler: ssh",
                 )
@@ -81,18 +93,25 @@ class SlurmJobs:
         (told,) = self._commands(host, ["sbatch", "--test-only", *asked, "--wrap=true"])
         if told["code"] is None or "contact slurm controller" in told["err"].lower():
             raise UnreachableError(
-                f"{host.label}: Slurm does not answer: {_words(told['err'])}", hint="ask again when it does"
+                f"{host.label}: Slurm does not answer: {one_line(told['err'])}", hint="ask again when it does"
             )
         if told["code"] != 0:
-            raise _refused(host, asked, told["err"])
-        return _words(told["err"]).replace("sbatch: ", "")
+            raise refused(host, asked, told["err"])
+        return one_line(told["err"]).replace("sbatch: ", "")
 
-    def __init__(self, site: SiteProfile) -> None:
-        self._site = site
-        self._setup = list(site.environment.setup)
-        self._guard = threading.Lock()
-        self._told: dict[str, tuple[float, Job | None]] = {}
-        """By the job's name: when Slurm was last asked, and what it said."""
+    def nodes(self, host: Host) -> list[SlurmNode]:
+        """The nodes of the partitions that a cell's job goes to, once for each; empty: sinfo tells of none.
+
+        Raises:
+            UnreachableError: Slurm does not answer.
+        """
+        partitions = partitions_of(self._site.slurm or Slurm())
+        which = [f"--partition={partitions}"] if partitions else []
+        (told,) = self._commands(host, ["sinfo", "--Node", "--noheader", f"--format={SINFO_FORMAT}", *which])
+        if told["code"] is None or "contact slurm controller" in told["err"].lower():
+            raise silent(host, told["err"])
+        found = parse_sinfo(told["out"])
+        return found if partitions else [node for node in found if node.usual]
 
     def address(self, seat: Seat) -> str:
         """None yet: Slurm chooses the nodes, and they find each other in the job."""
@@ -138,8 +157,8 @@ class SlurmJobs:
             )
         if "error" in answer:
             if answer.get("unknown"):
-                raise _silent(host, answer["error"])
-            raise _refused(host, asked, answer["error"])
+                raise silent(host, answer["error"])
+            raise refused(host, asked, answer["error"])
         return f"{host.label}: Slurm has its job {answer['job']}, which begins when there are nodes for it"
 
     def _script(self, cell: str, token: str, mark: str, seat: Seat) -> str:
@@ -170,12 +189,15 @@ class SlurmJobs:
         with self._guard:
             at, job = self._told.get(name, (-ASK_S, None))
             if time.monotonic() - at >= ASK_S:
-                job = self._find(host, submission)
+                job = self.find(host, submission)
                 self._told[name] = (time.monotonic(), job)
             return job
 
-    def _find(self, host: Host, submission: dict[str, Any]) -> Job | None:
-        """squeue, then scontrol, then sacct. Accounting may be off, and old jobs are forgotten.
+    def find(self, host: Host, submission: dict[str, Any]) -> Job | None:
+        """A submission's job: squeue, then scontrol, then sacct. Accounting may be off, and old jobs are forgotten.
+
+        Args:
+            submission: its ``name``; ``job``, its number, and ``submitted`` where they are known.
 
         Raises:
             UnreachableError: Slurm does not answer.
@@ -191,7 +213,7 @@ class SlurmJobs:
         ]
         (told,) = self._commands(host, argv)
         if told["code"] != 0:
-            raise _silent(host, told["err"])
+            raise silent(host, told["err"])
         jobs = [job for job in parse_squeue(told["out"]) if not number or job.id == number]
         found = newest(jobs)
         if found is not None and found.phase != "ended":
@@ -223,8 +245,9 @@ class SlurmJobs:
         )
         self._forget(name)
         if "error" in answer:
-            raise _silent(host, answer["error"])
+            raise silent(host, answer["error"])
         if answer["jobs"]:
+            self._stuck = True
             number, state, where, _ = answer["jobs"][0]
             raise UnreachableError(
                 f"{host.label}: Slurm's job {number} on {where} is {state} still, {GONE_S:.0f} s after scancel",
@@ -240,11 +263,11 @@ class SlurmJobs:
             mark=mark,
             work_dir=self._site.work_dir,
             cancel=end,
-            gone_s=GONE_S,
+            gone_s=0.0 if self._stuck else GONE_S,
             stubborn=STUBBORN,
         )
         if "error" in answer:
-            raise _silent(host, answer["error"])
+            raise silent(host, answer["error"])
         jobs = [f"Slurm's job {number} ({state}) {where}".rstrip() for number, state, where, _ in answer["jobs"]]
         return [*jobs, *answer["processes"]]
 
@@ -258,15 +281,7 @@ class SlurmJobs:
 
     def _login(self, host: Host, do: str, payload: bytes = b"", timeout_s: float = 2 * CALL_S, **args: Any) -> Any:
         asked = {"do": do, "setup": self._setup, **args}
-        return host.python(_source(), asked, timeout_s=timeout_s, payload=payload)
-
-
-@cache
-def _source() -> str:
-    """supervisor.py, and behind it slurm_login.py, which uses its functions."""
-    here = Path(__file__).parent
-    first, second = ((here / name).read_text() for name in ("supervisor.py", "slurm_login.py"))
-    return first + second.replace("from __future__ import annotations\n", "")
+        return host.python(program("supervisor", "slurm_login"), asked, timeout_s=timeout_s, payload=payload)
 
 
 def _cell(seats: Sequence[Seat]) -> str:
@@ -279,22 +294,22 @@ def _name(seats: Sequence[Seat]) -> str:
     return ".".join(PurePosixPath(seats[0].folder).parts[-3:-1])
 
 
-def _refused(host: Host, asked: Sequence[str], said: str) -> PreflightError:
+def refused(host: Host, asked: Sequence[str], said: str) -> PreflightError:
     return PreflightError(
-        f"{host.label}: sbatch {shlex.join(asked)}: {_words(said)}",
+        f"{host.label}: sbatch {shlex.join(asked)}: {one_line(said)}",
         hint="correct the section slurm of the site profile; sinfo and sacctmgr there show what there is",
     )
 
 
-def _silent(host: Host, said: str) -> UnreachableError:
+def silent(host: Host, said: str) -> UnreachableError:
     return UnreachableError(
-        f"{host.label}: Slurm does not answer: {_words(said)}; the state of its jobs is unknown",
+        f"{host.label}: Slurm does not answer: {one_line(said)}; the state of its jobs is unknown",
         hint="again when it does; training is not affected. If its commands are not on the PATH there, "
         "environment.setup can put them on it",
     )
 
 
-def _words(text: str) -> str:
+def one_line(text: str) -> str:
     """A command's complaint in one line, without the name that it puts in front of each."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return " / ".join(lines[-4:]) or "no word"

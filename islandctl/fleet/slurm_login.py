@@ -126,7 +126,7 @@ def look(args: dict[str, Any], _: bytes) -> dict[str, Any]:
     nodes = []
     for folder in args["nodes"]:
         state, ended = (read_json(os.path.join(folder, name)) for name in ("state.json", "exit.json"))
-        known = ("state", "restarts", "child_pid", "supervisor_pid", "since", "last")
+        known = ("state", "restarts", "child_pid", "supervisor_pid", "since", "last", "node")
         answer = {key: (state or {}).get(key) for key in known}
         answer["state"] = answer["state"] or "absent"
         if state is not None:

@@ -19,7 +19,7 @@ import socket
 import subprocess
 import sys
 import time
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from islandctl.fleet.supervisor import Supervisor, keep, read_json, utc, write_json
 
@@ -48,6 +48,10 @@ class InJob(Supervisor):
         self.job["env"] = {**(self.job.get("env") or {}), **self.found}
         if MASTER in self.found and os.environ["SLURM_PROCID"] == "0":
             self.job["binds"] = [[self.found[MASTER], int(self.found["PET_MASTER_PORT"])]]
+
+    def _tell(self, state: str, **more: Any) -> None:
+        """With the node's name, which nobody knew before."""
+        super()._tell(state, node=os.environ.get("SLURMD_NODENAME", ""), **more)
 
 
 def node(cell: str) -> None:

@@ -7,13 +7,15 @@ Pure. Only formats are asked for that have kept their meaning since Slurm 17: ``
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
 SQUEUE_FORMAT = "%i|%T|%r|%S|%V|%N|%j"
 """Id, state, reason, start (of a waiting job: expected), submitted, nodes, name."""
+SINFO_FORMAT = "%N|%T|%l|%a|%P|%H|%u|%E"
+"""Node, state, the partition's limit, whether it is open, its name, when and by whom the reason was given, reason."""
 SACCT_FIELDS = "JobID,State,ExitCode,Start,Submit,NodeList"
 Phase = Literal["waiting", "running", "ending", "ended", "unknown"]
 
@@ -45,8 +47,13 @@ _PHASES: dict[Phase, tuple[str, ...]] = {
         "TIMEOUT",
     ),
 }
+_UNFIT = (
+    *("down", "drained", "draining", "drain", "error", "fail", "failing", "future", "inval", "unknown"),
+    *("maint", "reserved"),
+)
+"""States of a node that no job of ours gets."""
 _KNOWN = tuple(name for names in _PHASES.values() for name in names)
-_NOTHING = ("", "N/A", "n/a", "None", "(null)", "Unknown", "UNKNOWN", "NONE")
+_NOTHING = ("", "N/A", "n/a", "None", "none", "(null)", "Unknown", "UNKNOWN", "NONE")
 _ID = re.compile(r"(\d+)(?:_(?:\d+|\[[^]]*\])|\+\d+)?(?:\.[\w+]+)?(?:;([\w.-]+))?")
 
 
@@ -84,6 +91,31 @@ class Job:
         if self.phase != "ended" or {code, signal} <= {"", "0"}:
             return told
         return f"{told}, exit code {code}" if code != "0" else f"{told}, signal {signal}"
+
+
+@dataclass(frozen=True)
+class SlurmNode:
+    """One node of a partition, as ``sinfo`` told of it."""
+
+    name: str
+    state: str
+    """In Slurm's words, without the signs behind it: ``idle``, ``drained``, ``down``."""
+    answers: bool
+    """Does it answer to Slurm's controller?"""
+    limit_s: float | None
+    """The partition's time limit; None: there is none."""
+    open: bool
+    """Does the partition take jobs?"""
+    partition: str
+    usual: bool
+    """Is it the partition of jobs that name none?"""
+    reason: str = ""
+    """Why it cannot be used, with who said so and when; empty: nobody did."""
+
+    @property
+    def fit(self) -> bool:
+        """Can a job get it, sooner or later?"""
+        return self.answers and self.state not in _UNFIT
 
 
 def job_id(text: str) -> str | None:
@@ -172,6 +204,47 @@ def parse_sacct(output: str, number: str) -> Job | None:
             note=note,
         )
     return last
+
+
+def parse_sinfo(output: str) -> list[SlurmNode]:
+    """Nodes from ``sinfo -N -h -o SINFO_FORMAT``, once for each partition; lines that are none are passed over."""
+    found = []
+    for line in output.splitlines():
+        fields = [field.strip() for field in line.split("|", 7)]
+        if len(fields) < 8 or not fields[0] or not fields[1]:
+            continue
+        name, state, limit, there, partition, at, who, reason = fields
+        bare = state.rstrip("*~#!%$@^-+").lower()
+        said = _said(reason)
+        by = ", ".join(filter(None, (_said(who), _said(at)))) if said else ""
+        found.append(
+            SlurmNode(
+                name,
+                bare,
+                answers="*" not in state,
+                limit_s=time_limit(limit),
+                open=there.lower() == "up",
+                partition=partition.rstrip("*"),
+                usual=partition.endswith("*"),
+                reason=f"{said} ({by})" if by else said,
+            )
+        )
+    return found
+
+
+def longest(nodes: Sequence[SlurmNode]) -> float | None:
+    """The longest time limit of the nodes' partitions, in seconds; None: there is none."""
+    limits = [node.limit_s for node in nodes]
+    return None if None in limits else max((limit for limit in limits if limit is not None), default=None)
+
+
+def time_limit(text: str) -> float | None:
+    """Seconds of ``30:00``, ``2:00:00``, ``1-00:00:00``; None: there is no limit, or none is told."""
+    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text.strip())
+    if found is None:
+        return None
+    days, hours, minutes, seconds_ = (int(part or 0) for part in found.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds_)
 
 
 def newest(jobs: Iterable[Job]) -> Job | None:

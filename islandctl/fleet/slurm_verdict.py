@@ -35,6 +35,7 @@ _REASONS = {
     "ReqNodeNotAvail": "nodes that it needs are reserved or down",
     "Resources": "waits for nodes to become free",
 }
+_HOPELESS = ("BadConstraints", "DependencyNeverSatisfied", "PartitionNodeLimit", "PartitionTimeLimit")
 _HELD = ("JobHeldUser", "launch_failed_requeued_held")
 
 
@@ -81,8 +82,8 @@ def _preempted(file: SupervisorState, submission: Mapping[str, Any] | None, job:
     if submission is None or job is None:
         return file
     if job.phase == "ended":
-        return file.model_copy(update={"reason": _ended(job, f"Slurm's job {job.id}", file.reason)})
-    reason = _waits(job, submission) if job.phase == "waiting" else f"interrupted; job {job.id} is {job.state}"
+        return file.model_copy(update={"reason": ended_words(job, f"Slurm's job {job.id}", file.reason)})
+    reason = waits(job, submission) if job.phase == "waiting" else f"interrupted; job {job.id} is {job.state}"
     return SupervisorState(state="pending", restarts=file.restarts, reason=reason)
 
 
@@ -94,7 +95,7 @@ def _of(
     who = f"Slurm's job {submission.get('job') or submission['name']}"
     phase = job.phase if job is not None else None
     if job is not None and phase == "waiting":
-        return file.model_copy(update={"state": "pending", "reason": _waits(job, submission)})
+        return file.model_copy(update={"state": "pending", "node": "", "reason": waits(job, submission)})
     if job is not None and phase in ("running", "ending", "unknown"):
         return _running(file, job, who, log)
     if finished:
@@ -105,18 +106,17 @@ def _of(
         reason = f"{who} {told}, and left no record of how: was it killed? {log}".rstrip()
         return file.model_copy(update={"state": "lost", "reason": reason, "orphans": False})
     outcome = "stopped" if job.state in ("CANCELLED", "PREEMPTED", "REVOKED") else "failed"
-    reason = _ended(job, who, log if outcome == "failed" else "")
+    reason = ended_words(job, who, log if outcome == "failed" else "")
     kind = PREEMPTED if outcome == "stopped" else NODE_LOST if job.state == "NODE_FAIL" else ""
     return file.model_copy(update={"state": "ended", "outcome": outcome, "kind": kind, "reason": reason})
 
 
-def _waits(job: Job, submission: Mapping[str, Any]) -> str:
-    """``job 12: Resources: waits for nodes to become free; Slurm expects it to start at …``."""
+def waits(job: Job, submission: Mapping[str, Any]) -> str:
+    """Why a job waits: ``job 12: Resources: waits for nodes to become free; Slurm expects it to start at …``."""
     before = submission.get("interrupted") or {}
     told = f"was interrupted ({before['why']}); " if before else ""
     state = "" if job.state == "PENDING" else f"{job.state}: "
-    reason = job.reason or "no reason given"
-    key = reason.partition(",")[0].strip("() ").replace(" ", "_")
+    reason, key = job.reason or "no reason given", _key(job)
     meaning = _REASONS.get(key, "")
     said = f"{told}job {job.id}: {state}{reason}" + (f": {meaning}" if meaning else "")
     if key in _HELD:
@@ -124,6 +124,16 @@ def _waits(job: Job, submission: Mapping[str, Any]) -> str:
     if job.start is not None:
         said += f"; Slurm expects it to start at {datetime.fromtimestamp(job.start, UTC):%Y-%m-%d %H:%M} UTC"
     return said
+
+
+def hopeless(job: Job) -> bool:
+    """Does it wait for what will never come?"""
+    return job.phase == "waiting" and _key(job) in _HOPELESS
+
+
+def _key(job: Job) -> str:
+    """The reason as one word."""
+    return job.reason.partition(",")[0].strip("() ").replace(" ", "_")
 
 
 def _running(file: SupervisorState, job: Job, who: str, log: str) -> SupervisorState:
@@ -139,7 +149,8 @@ def _running(file: SupervisorState, job: Job, who: str, log: str) -> SupervisorS
     return file
 
 
-def _ended(job: Job, who: str, log: str) -> str:
+def ended_words(job: Job, who: str, log: str) -> str:
+    """How a job ended, with the last line of its log where that says more."""
     if job.exit_code.partition(":")[0] == str(UNSHARED):
         place = job.nodes or "its node"
         shared = "work_dir must lie on a file system that the login node and all nodes share"

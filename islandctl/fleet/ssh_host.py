@@ -6,21 +6,24 @@ import contextlib
 import itertools
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from islandctl.errors import PreflightError
+from islandctl.errors import PreflightError, UnreachableError
 from islandctl.fleet import wire
 from islandctl.fleet.host import Completed
 from islandctl.fleet.hostkeys import HostKeys
-from islandctl.fleet.interpreter import Gone, Interpreter
+from islandctl.fleet.interpreter import DOUBT_S, MIXED, Gone, Interpreter
 from islandctl.fleet.openssh import Hop
 from islandctl.fleet.ssh import Link, login
 
 _NO_PYTHON = re.compile(rb"not found|no such file|unknown command|permission denied", re.IGNORECASE)
 STANDING_S = 20.0
 """For a session to be had for the Python that stays; without one every call starts its own."""
-_PATH_COMMAND = """/bin/sh -c 'echo "PATH there: $PATH"'"""
+SHELL_S = 20.0
+"""For a login shell to say a word, on a node where no Python has come up in ``DOUBT_S``."""
+_PATH_COMMAND, _PATH_SEEN = """/bin/sh -c 'echo "PATH there: $PATH"'""", b"PATH there: "
 
 
 class _NoInterpreter(Exception):
@@ -108,14 +111,14 @@ class SshHost:
         python = self._python if interpreter == "python3" else interpreter
         done = self._shell(self._boot(python), call.stdin, timeout_s)
         if wire.answer(call, done.stdout) is None and _NO_PYTHON.search(done.stderr + done.stdout):
-            self._no_python(python)
-        return wire.result(self.label, call, done)
+            self._no_python(python, wire.last_line(done.stderr) or wire.last_line(done.stdout))
+        return wire.result(self.label, call, done, python)
 
     def feed(self, source: str, args: Mapping[str, Any], pieces: Iterable[bytes], *, timeout_s: float) -> Any:
         """Run a Python program on a stream; see ``Host.feed``."""
         call = wire.call(source, args, b"", timeout_s, stream=True)
         done = self._shell(self._boot(self._python), itertools.chain([call.stdin], pieces), timeout_s)
-        return wire.result(self.label, call, done)
+        return wire.result(self.label, call, done, self._python)
 
     def _ask(self, source: str, args: Mapping[str, Any], payload: bytes, timeout_s: float) -> Any:
         """A call of the Python that stays there.
@@ -126,17 +129,37 @@ class SshHost:
         link = self._connected()
         standing = self._interpreter(link)
         try:
-            value = standing.call(source, args, payload, timeout_s)
+            value = standing.call(source, args, payload, timeout_s, lambda: self._doubt(link, standing))
         except TimeoutError as error:
-            raise wire.late(self.label, "a command", timeout_s) from error
+            raise wire.late(self.label, *standing.late(timeout_s, self._python)) from error
         except Gone as error:
             if link.alive and not standing.started:
                 self._without = link
                 raise _NoInterpreter from error
+            if link.alive and str(error) == MIXED:
+                raise wire.unknown(self.label, MIXED) from error
             raise link.lost(error) from error
         if "died" in value:
-            raise wire.no_answer(self.label, value["died"] if value["died"] >= 0 else None, "no output")
+            raise wire.no_answer(self.label, value["died"] if value["died"] >= 0 else None, "no output", self._python)
         return wire.judged(self.label, value)
+
+    def _doubt(self, link: Link, standing: Interpreter) -> None:
+        """Does the login shell do what it is told, or has something swallowed the command?
+
+        Raises:
+            PreflightError: it does nothing, though the server has given it a session.
+        """
+        try:
+            channel = link.stream(_PATH_COMMAND, SHELL_S)
+        except (TimeoutError, UnreachableError):  # no session is to be had now: nothing is known
+            return
+        heard, end = b"", time.monotonic() + SHELL_S
+        with contextlib.closing(channel), contextlib.suppress(OSError):
+            channel.settimeout(SHELL_S)
+            while _PATH_SEEN not in heard and time.monotonic() < end and (data := channel.recv(4096)):
+                heard += data
+        if _PATH_SEEN not in heard and link.alive and not standing.started:
+            raise self._swallowed(f"no answer within {DOUBT_S + SHELL_S:g} s")
 
     def _interpreter(self, link: Link) -> Interpreter:
         with self._starting:
@@ -180,13 +203,19 @@ class SshHost:
         except TimeoutError as error:
             raise wire.late(self.label, "a command", timeout_s) from error
 
-    def _no_python(self, python: str) -> None:
-        said = self._shell(_PATH_COMMAND, b"", 20.0).stdout
-        seen = re.search(rb"PATH there: .*", said)
-        path = seen[0].decode(errors="replace").strip() if seen else "PATH unknown"
+    def _no_python(self, python: str, said: str) -> None:
+        seen = re.search(rb"PATH there: .*", self._shell(_PATH_COMMAND, b"", 20.0).stdout)
+        if seen is None:
+            raise self._swallowed(said)
         raise PreflightError(
-            f"{self.label}: there is no {python} ({path})",
+            f"{self.label}: cannot run {python}: {said} ({seen[0].decode(errors='replace').strip()})",
             hint="install Python 3.8 or newer there, or give an absolute path as environment.python in the profile",
+        )
+
+    def _swallowed(self, said: str) -> PreflightError:
+        return PreflightError(
+            f"{self.label}: the login shell there does not run the command that it is given: {said}",
+            hint="a file that it reads (.bashrc, config.fish) may call exec: let it do so in terminals only",
         )
 
     def _connected(self) -> Link:

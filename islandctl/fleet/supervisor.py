@@ -42,7 +42,7 @@ RESERVED, RESERVED_BYTES = ".reserved", 16 << 10
 BY_BUDGET = "stopped by budget"
 BUDGET_GRACE_S = 900.0
 """Between asking the child to end, since the budget is used up, and ending it: cells end together at one step."""
-MARK, JOB, LIFE = "ISLANDCTL_RUN", "ISLANDCTL_JOB", "ISLANDCTL_LIFE"
+MARK, JOB, LIFE, LOG = "ISLANDCTL_RUN", "ISLANDCTL_JOB", "ISLANDCTL_LIFE", "ISLANDCTL_LOG"
 ASKED = "asked to stop"
 LIVE = ("starting", "running", "backoff", "stopping")
 CRASH, MEMORY, HUNG, PEER_LOST = "crash", "out-of-memory", "hung", "peer-lost"
@@ -58,7 +58,8 @@ SLOW_WORK = 6.0
 """Starting, evaluating and checkpointing may take so many times longer than a step before they count as hung."""
 DUMP_S = 20.0
 LOG_BYTES = 64 << 20
-"""From this size on a life of the child begins a new piece of its log."""
+"""From this size on a life of the child begins a new piece of its log. One of our programs, which finds the log in
+its environment, does so by itself while it runs: what has the file open need not outlive us, nor we it."""
 LOG_PIECES = 4
 """So many are kept."""
 CGROUPS = "/sys/fs/cgroup"
@@ -360,6 +361,15 @@ def write_json(path: str, value: dict[str, Any], durable: bool = False, hold: bo
         reserve(path)
 
 
+def no_room(folder: str) -> str:
+    """What is to be said where a disk is full: there a child's last word is lost, and its log's last lines."""
+    with contextlib.suppress(OSError):
+        disk = os.statvfs(folder)
+        if disk.f_bavail * disk.f_frsize < RESERVED_BYTES:
+            return f"; it left no word: the disk of {folder} is full"
+    return ""
+
+
 def append_line(descriptor: int, line: str) -> None:
     """One more line of a log, whole; on a full disk it is lost whole."""
     data = line.encode(errors="replace") + b"\n"
@@ -488,8 +498,12 @@ def first_to_fail(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
 def story(rank: dict[str, Any], others: int) -> str:
     """How the first rank ended, and what became of the others."""
     code = rank["code"] if rank.get("signal") is None else -rank["signal"]
-    rest = {0: "", 1: "; the other rank was stopped by us"}
-    return f"{_rank(rank)}: {ending(code)}" + rest.get(others, f"; the other {others} ranks were stopped by us")
+    return f"{_rank(rank)}: {ending(code)}{_stopped(others, 'the other')}"
+
+
+def _stopped(ranks: int, which: str) -> str:
+    many = {0: "", 1: f"; {which} rank was stopped by us"}
+    return many.get(ranks, f"; {which} {ranks} ranks were stopped by us")
 
 
 def _rank(told: dict[str, Any]) -> str:
@@ -607,6 +621,8 @@ class Supervisor:
         """How long supervisors of this folder have kept the job."""
         self._counted = time.monotonic()
         self.child: subprocess.Popen[bytes] | None = None
+        self.pid = 0
+        """Of the child's present life, or of its last one."""
         self.state: dict[str, Any] = {}
         self._woken, self._waker = os.pipe()
         for descriptor in (self._woken, self._waker):
@@ -749,7 +765,7 @@ class Supervisor:
             self.trouble = f"cannot start {self.job['argv'][0]}: {error}"
             self._log(self.trouble)
             return 127
-        pid = self.child.pid
+        pid = self.pid = self.child.pid
         self._log(f"started pid {pid}")
         self._tell("running", child_pid=pid, child_birth=birth(pid), outcome_before=before)
         # WNOWAIT: the child stays a zombie until its group is gone, so its number cannot be given to anybody else.
@@ -795,6 +811,7 @@ class Supervisor:
                 raise ValueError(f"{path} is missing or is not a JSON object")
             env.update(secrets)
         env.update({MARK: job["mark"], JOB: job["name"], LIFE: f"{os.getpid()}.{self.restarts}"})
+        env[LOG] = self._log_base
         argv = list(job["argv"])
         self._turn_log()
         if job.get("setup"):
@@ -889,10 +906,10 @@ class Supervisor:
         first = first_to_fail(ended.get("ranks") or [])
         why: dict[str, Any] = {
             "kind": CRASH,
-            "cause": self.trouble or ending(code),
+            "cause": self.trouble or self._ending(code),
             "code": code if code >= 0 else None,
             "signal": -code if code < 0 else None,
-            "rank": None,
+            "rank": self._only_rank(),
         }
         if first is not None:
             why.update(cause=story(first, len(self.job.get("ranks") or [0]) - 1))
@@ -910,7 +927,22 @@ class Supervisor:
         elif code in (-signal.SIGTERM, -signal.SIGINT) or ended.get("signal") or _stopped_itself(code, said):
             by = ended.get("signal") or -min(0, code)
             why.update(kind=PREEMPTED, cause=f"ended by {named(by)} from outside" if by else said["reason"])
+        elif why["code"] and not said:
+            why["cause"] += no_room(self.folder)
         return why
+
+    def _ending(self, code: int) -> str:
+        """How the child itself ended: torchrun, where it keeps ranks. After set-up lines a code may be theirs."""
+        ranks = self.job.get("ranks") or ()
+        if not self.job.get("ranks_ended") or (code >= 0 and self.job.get("setup")):
+            return ending(code)
+        return f"torchrun (process {self.pid}): {ending(code)}{_stopped(len(ranks), 'its') if code < 0 else ''}"
+
+    def _only_rank(self) -> int | None:
+        """The rank that the child itself was; None: it keeps several, or none, or did not begin."""
+        ranks = self.job.get("ranks") or []
+        alone = len(ranks) == 1 and not self.job.get("ranks_ended") and not self.trouble
+        return int(ranks[0]) if alone else None
 
     def _starved(self, why: dict[str, Any]) -> bool:
         """Was it the kernel that killed it, for lack of memory? Then its count has grown; the cause says so."""

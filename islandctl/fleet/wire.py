@@ -20,8 +20,23 @@ from typing import Any
 from islandctl.errors import PreflightError, UnreachableError
 from islandctl.fleet.host import Completed, Host
 
+_EATEN = "invalid literal for int()"
+"""What BOOT says when somebody has taken away the beginning of what it is sent."""
+
 BOOT = "import sys;i=sys.stdin.buffer;exec(i.read(int(i.readline())))"
 """Holds no character that any login shell changes inside double quotes."""
+
+HOME = """
+import os
+home = os.environ.get("HOME", "")
+if not home.isascii() and not os.path.isdir(home):
+    try:
+        home = os.fsdecode(os.fsencode(home).decode().encode("latin-1"))
+        os.environ["HOME"] = home if os.path.isdir(home) else os.environ["HOME"]
+    except ValueError:
+        pass
+"""
+"""First thing there: fish under LANG=C hands on a home with an é as if its bytes were Latin-1, encoded once more."""
 
 _STAGE = """
 import json, os, signal, sys
@@ -80,6 +95,9 @@ _HINTS = {
     errno.EROFS: _NO_RIGHT,
     errno.EACCES: _NO_RIGHT,
     errno.EPERM: _NO_RIGHT,
+    errno.EAGAIN: "no more processes are allowed there: end some (ps -u $USER), or have `ulimit -u` raised",
+    errno.ENOMEM: "the node's memory is used up: see there what takes it (ps aux --sort -rss)",
+    errno.EMFILE: "have `ulimit -n` raised there",
 }
 
 
@@ -122,7 +140,7 @@ def call(source: str, args: Mapping[str, Any], payload: bytes, timeout_s: float,
             "end": end,
         }
     ).encode()
-    stage = _STAGE.encode()
+    stage = (HOME + _STAGE).encode()
     return Call(b"%d\n%b%d\n%b%b" % (len(stage), stage, len(request), request, payload), begin, end)
 
 
@@ -137,8 +155,11 @@ def answer(call: Call, stdout: bytes) -> dict[str, Any] | None:
     return value
 
 
-def result(label: str, call: Call, done: Completed) -> Any:
+def result(label: str, call: Call, done: Completed, python: str = "python3") -> Any:
     """The program's result.
+
+    Args:
+        python: the interpreter, for messages.
 
     Raises:
         PreflightError: the program raised, there is no Python, or something else kept it from answering.
@@ -147,7 +168,7 @@ def result(label: str, call: Call, done: Completed) -> Any:
     value = answer(call, done.stdout)
     if value is None:
         noise = last_line(done.stderr) or last_line(done.stdout) or "no output"
-        raise no_answer(label, done.code, noise)
+        raise no_answer(label, done.code, noise, python)
     return judged(label, value)
 
 
@@ -162,16 +183,21 @@ def judged(label: str, value: Mapping[str, Any]) -> Any:
     return value["result"]
 
 
-def no_answer(label: str, code: int | None, said: str) -> PreflightError | UnreachableError:
+def no_answer(label: str, code: int | None, said: str, python: str) -> PreflightError | UnreachableError:
     """The error for a Python that ended without an answer. ``code`` None: lost or killed."""
     if code is None:
         return UnreachableError(
             f"{label}: the command ended without a word (link lost, or killed); state unknown",
             hint="run the command again; training on the node is not affected",
         )
+    if _EATEN in said:
+        return PreflightError(
+            f"{label}: something on that host reads what is meant for {python}",
+            hint="a `read` in a file of the login shell, as .bashrc: let it ask only where `[ -t 0 ]` holds",
+        )
     return PreflightError(
-        f"{label}: python gave no answer (exit code {code}): {said}",
-        hint="log in by hand and see what the login shell says; it must be one that runs commands",
+        f"{label}: {python} gave no answer (exit code {code}): {said}",
+        hint=f"log in by hand and type: {python} --version; is it a Python, and does the shell run it?",
     )
 
 
@@ -202,6 +228,11 @@ def late(label: str, what: str, timeout_s: float) -> UnreachableError:
         f"{label}: {what} gave no answer within {timeout_s:g} s; state unknown",
         hint="check the node's load and the link, then run the command again",
     )
+
+
+def unknown(label: str, why: str) -> UnreachableError:
+    """The error of a call of which nobody knows what it did."""
+    return UnreachableError(f"{label}: {why}; state unknown", hint="mend that there, then run the command again")
 
 
 def last_line(text: bytes) -> str:

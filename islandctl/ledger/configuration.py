@@ -30,3 +30,14 @@ def exchange_hash(exchange: Exchange, num_cells: int, windows: Sequence[int] = (
         windows: each cell's own steps in a window, with ``pace: measured``.
     """
     return digest(canonical_json({"exchange": exchange_parts(exchange), "cells": num_cells, **paces(windows)}))
+
+
+def differences(then: Any, now: Any, key: str = "exchange") -> list[str]:
+    """What differs between two of ``exchange_parts``, key by key: ``exchange.window: 50 then, 20 now``."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        return [text for name in (now | then) for text in differences(then.get(name), now.get(name), f"{key}.{name}")]
+    return [] if then == now else [f"{key}: {_word(then)} then, {_word(now)} now"]
+
+
+def _word(value: Any) -> str:
+    return "not set" if value is None else str(value)

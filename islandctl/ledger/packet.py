@@ -91,7 +91,8 @@ def read_header(start: bytes | bytearray | memoryview) -> tuple[PacketHeader, in
     try:
         return PacketHeader.model_validate_json(bytes(start[_PREFIX.size : end])), end
     except ValidationError as error:
-        raise ExchangeError(f"damaged packet header: {error.error_count()} faults") from error
+        wrong = [str(fault["loc"][0]) if fault["loc"] else "no JSON" for fault in error.errors(include_url=False)]
+        raise ExchangeError(f"damaged packet header: {', '.join(dict.fromkeys(wrong))}") from error
 
 
 def unpack(packet: bytes | memoryview) -> tuple[PacketHeader, memoryview]:

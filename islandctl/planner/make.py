@@ -22,7 +22,7 @@ from islandctl.planner.constraints import constraints
 from islandctl.planner.cost import cost_finding
 from islandctl.planner.estimate import Setting, estimates, resolve, shares
 from islandctl.planner.feed import feed_finding
-from islandctl.planner.fragments import fragment_sizes, unused_pattern
+from islandctl.planner.fragments import FragmentSize, fragment_sizes, unused_pattern
 from islandctl.planner.from_run import Shown, adopted
 from islandctl.planner.jobs import job_findings
 from islandctl.planner.limits import not_yet
@@ -42,6 +42,7 @@ from islandctl.planner.proposals import layout_finding
 from islandctl.planner.relay_place import relay_finding, relay_places
 from islandctl.planner.script import plan_of_script
 from islandctl.planner.simulated import Simulated, simulated
+from islandctl.planner.storage import checkpoint_bytes
 from islandctl.planner.sweep import Axis, Swept, sweep
 from islandctl.planner.totals import totals
 from islandctl.planner.warmup import warmup_finding
@@ -119,14 +120,7 @@ def _plan(case: Case) -> tuple[Plan, Setting]:
     if case.shown is not None:
         sites = tuple(adopted(case.shown, recipe.value, sites))
     cells = make_cells(recipe, sites)
-    counts = parameters(recipe.value.decoder)
-    try:
-        fragments = fragment_sizes(recipe.value.decoder, recipe.value.exchange)
-    except ValueError as error:
-        raise ConfigError(
-            f"{recipe.at('exchange', 'fragments')}: exchange.fragments: {error}",
-            hint=f"set exchange.fragments to at most {recipe.value.decoder.layers}",
-        ) from error
+    counts, fragments = parameters(recipe.value.decoder), _fragments(recipe)
     unused = unused_pattern(recipe.value.decoder, recipe.value.exchange)
     if unused is not None:
         raise ConfigError(
@@ -160,6 +154,27 @@ def _plan(case: Case) -> tuple[Plan, Setting]:
     found += [*not_yet(plan), *job_findings(plan)]
     feasible = all(finding.level != "fail" for finding in found)
     return plan.model_copy(update={"findings": judge.merged(found), "feasible": feasible}), setting
+
+
+def saved_by(recipe: Loaded[Recipe], num_ranks: int) -> int | None:
+    """Bytes of a checkpoint of a cell of ``num_ranks``, which no other site decides. None: a script trains.
+
+    Raises:
+        ConfigError: the model has fewer fragments than the recipe asks for.
+    """
+    if recipe.value.worker.command is not None:
+        return None
+    return checkpoint_bytes(recipe.value, parameters(recipe.value.decoder), _fragments(recipe), num_ranks)
+
+
+def _fragments(recipe: Loaded[Recipe]) -> tuple[FragmentSize, ...]:
+    try:
+        return fragment_sizes(recipe.value.decoder, recipe.value.exchange)
+    except ValueError as error:
+        raise ConfigError(
+            f"{recipe.at('exchange', 'fragments')}: exchange.fragments: {error}",
+            hint=f"set exchange.fragments to at most {recipe.value.decoder.layers}",
+        ) from error
 
 
 def _findings(plan: Plan, setting: Setting) -> list[Finding]:

@@ -130,19 +130,21 @@ def with_bytes(
 ) -> list[CellShown]:
     """Bytes of a window, by what the relay has counted for the rounds that the ledger names.
 
-    What travels whole, after a warm-up and at the end of a run, is taken off. Where the relay was started anew its
-    counters cover only a part of the packets, and are taken as that part.
+    What travels whole, after a warm-up and at the end of a run, is taken off. A relay counts from its last start on:
+    where it was started anew, its counters are taken as those of the newest rounds that have so many packets.
 
     Args:
         windows: the regular ones; in all others values travel whole.
     """
-    rounds = [entry for entry in entries if isinstance(entry, Commit) and entry.named]
+    rounds = [entry for entry in entries if isinstance(entry, Commit) and entry.named][::-1]
     window_up = sum(one.with_headers(one.encoded_bytes) for one in fragments)
     told = []
     for cell, (one, seen) in enumerate(zip(shown, counted, strict=True)):
         sent = _Traffic(fragments, windows)
         fetched = _Traffic(fragments, windows)
         for commit in rounds:
+            if sent.packets >= seen.packets:
+                break
             names = {part.cell for part in commit.named}
             if cell in names:
                 sent.add(commit, 1)

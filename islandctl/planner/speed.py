@@ -194,6 +194,19 @@ def traffic_s(recipe: Recipe, site: SiteProfile, accelerator: Accelerator, cell:
     return seconds, f"sharding {words}" + (f"; {left_out}" if left_out else "")
 
 
+def bus_bytes_per_s(site: SiteProfile, accelerator: Accelerator, per_node: int) -> float | None:
+    """Bus bandwidth of a collective over nodes that take part with ``per_node`` accelerators each; as NCCL counts it.
+
+    What ``traffic_s`` reckons with: a node's accelerators together, or the links inside it where they are narrower.
+    None: network.bandwidth is not known.
+    """
+    if site.network is None:
+        return None
+    border = per_node * site.network.bandwidth / 8 / site.network.oversubscription
+    inside = accelerator.link_bytes_per_s if per_node > 1 else None
+    return border if inside is None else min(border, inside)
+
+
 def utilisation(
     recipe: Recipe, counts: Counts, accelerator: Accelerator, cell: CellPlan, step: Figure
 ) -> Figure | None:

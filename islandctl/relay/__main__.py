@@ -18,6 +18,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from islandctl.config.lines import keep_log
 from islandctl.errors import ConfigError, IslandError, PreflightError
 from islandctl.relay import glance
 from islandctl.relay.refusal import Refusal
@@ -35,6 +36,7 @@ GRACE_S = 5
 
 def main() -> int:
     """Serve one folder. Gives the exit code."""
+    keep_log()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     if len(sys.argv) != 2:

@@ -113,15 +113,20 @@ def run_cells(
         turns.take(place.cell, 0)
         try:
             results[place.cell] = loop(place)
+            relay.leave(place.cell)
         except BaseException as error:
             errors.append(error)
             relay.service.halt(place.cell, _reason(error))
         finally:
             turns.leave(place.cell)
 
-    _together(
-        [threading.Thread(target=run, args=(place,), daemon=True, name=f"cell-{place.cell}") for place in places]
-    )
+    try:
+        _together(
+            [threading.Thread(target=run, args=(place,), daemon=True, name=f"cell-{place.cell}") for place in places]
+        )
+    except BaseException:  # the wait was interrupted, as by Ctrl-C in a notebook: the loops end at their next step
+        relay.service.halt(0, "interrupted")
+        raise
     if errors:
         raise errors[0]
     return [results[cell] for cell in range(num_cells)]

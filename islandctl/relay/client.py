@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import ssl
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, TypeVar
 
 import httpx
 from pydantic import ValidationError
-from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
 from islandctl.config.model import Model
 from islandctl.errors import ConfigError, ExchangeError, RelayError, UnreachableError
@@ -271,5 +272,11 @@ class RelayClient:
 
 _AnyModel = TypeVar("_AnyModel", bound=Model)
 
-_wait: Callable[[RetryCallState], float] = wait_random_exponential(multiplier=0.2, max=5)
-"""Jittered, so that the ranks of a cell do not come back all at once."""
+_longest: Callable[[RetryCallState], float] = wait_exponential(multiplier=0.2, max=5)
+_jitter = random.Random()  # noqa: S311  # nothing secret
+"""Of our own: Python's common generator is the training's, begun by every rank with one seed and saved with it."""
+
+
+def _wait(state: RetryCallState) -> float:
+    """Jittered, so that the ranks of a cell do not come back all at once."""
+    return _jitter.uniform(0.0, _longest(state))

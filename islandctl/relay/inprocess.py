@@ -91,6 +91,9 @@ class InProcessRelay:
         self._changed = threading.Condition()
         self._beginning = threading.Lock()
         self._begun: tuple[int, ...] = ()
+        self._steps: dict[int, int] = {}
+        self._left: set[int] = set()
+        self._patient = (late or Late()).then == "wait"
         self.service = Service(
             self.archive,
             run=run,
@@ -157,8 +160,9 @@ class InProcessRelay:
         """The relay as ``cell`` sees it, for ``islandctl.attach``; fulfils ``exchange.transport.Transport``."""
         return InProcessTransport(self, cell)
 
-    def begin(self, cell: int, versions: tuple[int, ...]) -> bool:
-        """A cell begins, with these versions of the fragments: 0 each, or those of the state that it has loaded.
+    def begin(self, cell: int, versions: tuple[int, ...], steps: int) -> bool:
+        """A cell begins, with these versions of the fragments: 0 each, or those of the state that it has loaded; and
+        for so many steps of the run.
 
         States can be of an earlier relay, whose ledger is gone: this one goes on from the first cell's versions.
 
@@ -166,9 +170,17 @@ class InProcessRelay:
             Whether the cell's state is of an earlier relay: nothing in this one's ledger is in it.
 
         Raises:
+            ConfigError: another cell is to end after another number of steps.
             CheckpointError: the cell's state does not go together with the others', or with what is in the ledger.
         """
         with self._beginning:
+            for other, known in self._steps.items() if cell not in self._steps else ():
+                if known != steps:
+                    raise ConfigError(
+                        f"cell {cell} is to train {steps} steps, cell {other} {known}: they would never end equal",
+                        hint="attach all cells with the same steps; for unequal ones: exchange.pace: measured",
+                    )
+            self._steps[cell] = steps
             commits = [entry for entry in self.archive.entries(0, sys.maxsize) if isinstance(entry, Commit)]
             if not self._begun:
                 self._begun = (0,) * len(versions) if commits else versions
@@ -184,6 +196,22 @@ class InProcessRelay:
                 hint="load into all cells, or into none, what they have saved at one and the same step",
             )
         return any(versions) and versions == self._begun
+
+    def leave(self, cell: int) -> None:
+        """The cell's loop has ended: no packet of it will come any more."""
+        self._left.add(cell)
+
+    def check_others(self, cell: int) -> None:
+        """While a cell waits: those that it waits for can still come, or the late policy goes on without them.
+
+        Raises:
+            ExchangeError: it would wait for ever.
+        """
+        if self._patient and (gone := self._left & self.service.waits_for(cell)):
+            raise ExchangeError(
+                f"cell {cell} waits for cell {min(gone)}, whose loop has ended before its last step",
+                hint="end every loop with island.finish(); cells that are to stop early leave all at one step",
+            )
 
     def status(self) -> RelayStatus:
         """The whole view of the run."""
@@ -281,9 +309,13 @@ class InProcessTransport:
         except Refusal as refusal:
             raise _error(refusal) from refusal
 
-    def begin(self, versions: tuple[int, ...]) -> bool:
+    def begin(self, versions: tuple[int, ...], steps: int) -> bool:
         """See ``InProcessRelay.begin``."""
-        return self._relay.begin(self.cell, versions)
+        return self._relay.begin(self.cell, versions, steps)
+
+    def check_others(self) -> None:
+        """See ``InProcessRelay.check_others``."""
+        self._relay.check_others(self.cell)
 
     def register_checkpoint(self, step: int, manifest: str, versions: Sequence[int], attempt: int) -> Entry:
         """Tell that a checkpoint is whole on disk.

@@ -9,8 +9,10 @@ from pydantic import ConfigDict, Field
 from islandctl.config.model import Model
 from islandctl.ledger.joint import JointCheckpoint
 
-__all__ = ["UNSAVED", "CellStatus", "Heartbeat", "JointCheckpoint", "RelayStatus"]
+__all__ = ["HEARTBEAT_S", "UNSAVED", "CellStatus", "Heartbeat", "JointCheckpoint", "RelayStatus"]
 
+HEARTBEAT_S = 2.0
+"""How often a cell gives a sign of life."""
 UNSAVED = "no checkpoint at step"
 """So begins the message of a cell whose last checkpoint could not be written."""
 
@@ -66,6 +68,7 @@ class CellStatus(Model):
     away: bool = False
     """The late policy counts this cell as gone."""
     packets: int = 0
+    """Taken in since this relay was started; bytes the same."""
     bytes_up: int = 0
     bytes_down: int = 0
 

@@ -52,7 +52,7 @@ class _Collector(Collector):
         away = GaugeMetricFamily(
             "islandctl_cell_away", "1 when the late policy counts the cell as gone", labels=["cell"]
         )
-        packets = GaugeMetricFamily("islandctl_cell_packets", "Packets of the present attempt", labels=["cell"])
+        packets = GaugeMetricFamily("islandctl_cell_packets", "Packets since the relay started", labels=["cell"])
         age = GaugeMetricFamily("islandctl_cell_heartbeat_age_seconds", "Since the last heartbeat", labels=["cell"])
         values = {
             name: GaugeMetricFamily(f"islandctl_cell_{name}", text, labels=["cell"])

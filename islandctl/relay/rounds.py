@@ -103,6 +103,10 @@ class Rounds:
         missed = len(self._missed[cell]) >= self.late.windows
         return missed and not any(cell in each.cells for each in self._open.values())
 
+    def waits_for(self, cell: int) -> set[int]:
+        """The cells whose packets are missing in open rounds that have this cell's."""
+        return {other for each in self._open.values() if cell in each.cells for other in each.missing()}
+
     def next_deadline(self) -> float | None:
         """When ``due`` may have something new without any event, on the clock of ``stored``."""
         ends = [self._deadline(key) for key, each in self._open.items() if not all(map(self.away, each.missing()))]

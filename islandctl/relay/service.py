@@ -85,6 +85,7 @@ class Service:
         self._heartbeats: dict[int, tuple[Heartbeat, float]] = {}
         self._still_since: dict[int, float] = {}
         self._models: dict[int, Outline] = {}
+        # Traffic is counted anew with every start: of what was fetched before nothing is kept.
         self._packets: dict[int, int] = defaultdict(int)
         self.bytes_up: dict[int, int] = defaultdict(int)
         self.bytes_down: dict[int, int] = defaultdict(int)
@@ -128,7 +129,6 @@ class Service:
         now = self._clock()
         for place in sorted(self._archive.places(rounds.attempt)):
             _, fragment, window, cell, _ = place
-            self._packets[cell] += 1
             if rounds.undecided(cell, fragment, window):
                 packet_hash = self._archive.packet_hash(place)
                 assert packet_hash is not None
@@ -181,6 +181,11 @@ class Service:
         self._tell()
         self.tick()
         return entry
+
+    def waits_for(self, cell: int) -> set[int]:
+        """See ``Rounds.waits_for``."""
+        with self._lock:
+            return self._rounds.waits_for(cell)
 
     def begin_at(self, versions: tuple[int, ...]) -> None:
         """See ``Rounds.begin_at``. Not kept by the archive."""

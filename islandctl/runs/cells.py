@@ -30,6 +30,8 @@ def cell_view(cell: CellRecord, record: RunRecord, facts: Facts) -> CellView:
     nodes = [node for node in facts.nodes if node.cell == cell.index]
     seen = facts.relay.cells[cell.index] if facts.relay and cell.index < len(facts.relay.cells) else None
     beat, age, source = _heartbeat(cell.index, nodes, facts.relay, record.attempt)
+    if beat is not None and source == "relay" and not beat.step:
+        beat = beat.model_copy(update={"step": cell.own_step(_begins_at(record, facts))})
     state, detail = _state(record, nodes, beat, age if source == "relay" else None)
     still = seen.still_s if seen is not None and source == "relay" else age
     state, detail = _present(state, detail, source, beat, still, record.tokens_per_step)
@@ -43,7 +45,7 @@ def cell_view(cell: CellRecord, record: RunRecord, facts: Facts) -> CellView:
             "step": beat.step,
             "bits_per_byte": beat.bits_per_byte,
             "loss": beat.loss,
-            "tokens": beat.tokens,
+            "tokens": beat.tokens or (None if beat.step else 0),
             "tokens_per_s": beat.tokens_per_s if moves else None,
             "rounds_sent": beat.rounds_applied,
             "rounds_late": beat.rounds_late,
@@ -78,10 +80,18 @@ def _own_steps(cell: CellRecord, steps: int, step: int | None) -> dict[str, int 
     return {"steps": total, "window": behind, "windows": cell.pace.windows(total)}
 
 
+def _begins_at(record: RunRecord, facts: Facts) -> int:
+    """The run's step at which the attempt has begun: workers that have yet to be restored tell 0."""
+    joint = facts.relay.joint_checkpoints[-1] if facts.relay and facts.relay.joint_checkpoints else facts.joint
+    return joint.step if joint is not None and record.attempt > 1 else 0
+
+
 def told_by_relay(relay: RelayStatus | None, cell: int, attempt: int) -> bool:
     """Has the relay figures of the cell in this attempt? Workers that have just come back tell none at first."""
     beat = relay.cells[cell].heartbeat if relay is not None and cell < len(relay.cells) else None
-    return beat is not None and beat.attempt == attempt and (beat.step > 0 or bool(beat.bits_per_byte))
+    if beat is None or beat.attempt != attempt or beat.state == "starting":
+        return False
+    return beat.step > 0 or bool(beat.bits_per_byte)
 
 
 def _heartbeat(
@@ -89,7 +99,8 @@ def _heartbeat(
 ) -> tuple[Heartbeat | None, float | None, str]:
     """The newest word of the cell's workers in this attempt, its age, and where it comes from.
 
-    A word without figures gets those that the cell's file holds, so that bar and curve go on where they were.
+    A word without figures gets those that the cell's file holds, so that bar and curve go on where they were. A file
+    in which the same life has trained is newer than that life's word of its start.
     """
     filed = next((node.heartbeat for node in nodes if node.heartbeat and node.heartbeat.attempt == attempt), None)
     seen = relay.cells[cell] if relay is not None and cell < len(relay.cells) else None
@@ -98,6 +109,8 @@ def _heartbeat(
         age = next((node.heartbeat_age_s for node in nodes if node.heartbeat is filed), None)
         return filed, age, "none" if filed is None else "files"
     if filed is not None and not told_by_relay(relay, cell, attempt):
+        if told.state in ("starting", "waiting") and filed.state == "training" and filed.life == told.life != "":
+            return filed, seen.age_s, "relay"
         own = {"state": told.state, "life": told.life, "message": told.message or filed.message}
         told = filed.model_copy(update={**own, "tokens_per_s": told.tokens_per_s})
     return told, seen.age_s, "relay"
@@ -212,11 +225,16 @@ def _last_end(nodes: Sequence[NodeFacts]) -> str:
 
 
 def _node(cell: CellRecord, facts: NodeFacts) -> NodeView:
-    label = cell.nodes[facts.node].label
+    record = cell.nodes[facts.node]
     if facts.state is None:
-        return NodeView(node=facts.node, label=label, state="unreachable", detail=facts.trouble)
+        return NodeView(node=facts.node, label=record.label, state="unreachable", detail=facts.trouble)
     state = facts.state
     kind = state.kind if state.state in ("ended", "lost") else state.last_kind
     return NodeView(
-        node=facts.node, label=label, state=state.state, restarts=state.restarts, kind=kind, detail=state.reason
+        node=facts.node,
+        label=record.known_as(state.node),
+        state=state.state,
+        restarts=state.restarts,
+        kind=kind,
+        detail=state.reason,
     )

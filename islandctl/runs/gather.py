@@ -15,7 +15,8 @@ from typing import Generic, TypeVar
 from pydantic import ValidationError
 
 from islandctl.config.paths import CellFolder, RunFolder, log_pieces
-from islandctl.errors import HostKeyError, IslandError, UnreachableError
+from islandctl.config.secrets import hide
+from islandctl.errors import HostKeyError, IslandError, UnreachableError, UsageError
 from islandctl.fleet import node as nodes
 from islandctl.fleet import supervisor
 from islandctl.fleet.host import Host
@@ -27,7 +28,8 @@ from islandctl.runs.cells import told_by_relay
 from islandctl.runs.files import has_open, holder, only_one
 from islandctl.runs.metrics import heartbeat_from, newest_time
 from islandctl.runs.reach import Reach, Say, worded
-from islandctl.runs.record import FAILED, FINISHED, NodeRecord, RunRecord, change, load
+from islandctl.runs.record import FAILED, FINISHED, NodeRecord, RunRecord, change, load, load_plan_of
+from islandctl.runs.secrets import know
 from islandctl.runs.status import Facts, NodeFacts, Outcome, RunStatus
 from islandctl.runs.watch import combine
 from islandctl.runs.workers import Group, groups, states_of
@@ -38,6 +40,7 @@ NODE_TIMEOUT_S = 20.0
 METRICS_TAIL_BYTES = 256 * 1024
 LOG_TAIL_BYTES = 8 * 1024
 LOG_TAIL_LINES = 12
+_REPORT = "torch/distributed/elastic/multiprocessing/api.py"
 _HERE = threading.BoundedSemaphore(4)
 """Questions to this very process at a time: more would only keep each other from the processor."""
 
@@ -283,7 +286,7 @@ class Watcher:
     def _last_lines(
         self, host: Host, node: NodeRecord, state: SupervisorState, outcome: Outcome | None
     ) -> tuple[str, ...]:
-        """The end of the log of the rank that failed, or of what torchrun itself printed."""
+        """The end of the log of the rank that failed, or of what was printed outside of them."""
         first = sum(one.num_ranks for one in self._record.cells[node.cell].nodes[: node.index])
         ranks = range(first, first + node.num_ranks)
         (sizes,) = nodes.sizes(host, [f"{node.folder}/logs"])
@@ -291,14 +294,25 @@ class Watcher:
         # a rank that was killed has said nothing, and its last lines tell what it was at
         named = [state.rank, outcome.rank if outcome else None]
         logs = [f"rank-{rank}" for rank in named if rank is not None and rank in ranks]
-        for log in (*logs, f"node-{node.index}"):
+        logs.append(f"node-{node.index}")
+        if outcome is None and state.code and state.signal is None:  # it ended before it came to a log of its own
+            logs.reverse()
+        for log in logs:
             if log not in newest:
                 continue
             content = nodes.read_tail(host, f"{node.folder}/logs/{newest[log]}", LOG_TAIL_BYTES)
             lines = [line for line in content.decode(errors="replace").splitlines() if line.strip()]
+            lines = lines[: _report_at(lines)]
             if lines:
-                return tuple(lines[-LOG_TAIL_LINES:])
+                with contextlib.suppress(UsageError):  # else nobody knows which secrets there are
+                    know(load_plan_of(self._record))
+                return tuple(map(hide, lines[-LOG_TAIL_LINES:]))
         return ()
+
+
+def _report_at(lines: list[str]) -> int:
+    """Where torchrun's last report begins, which names no cause."""
+    return next((at for at in reversed(range(len(lines))) if _REPORT in lines[at]), len(lines))
 
 
 def read_outcome(host: Host, path: str) -> Outcome | None:

@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 from islandctl.config.job import CellJob
 from islandctl.config.paths import CellFolder
-from islandctl.fleet.job import RestartPolicy, SupervisorJob, Watchdog
+from islandctl.fleet.job import RestartPolicy, SupervisorJob, Watchdog, from_code
 from islandctl.planner.budget import budget_seconds
 from islandctl.planner.plan import Plan
 from islandctl.runs.record import CellRecord, NodeRecord, RunRecord
@@ -36,8 +36,8 @@ def worker_job(
     """``job.json`` of one node's workers.
 
     Args:
-        master: address and port of node 0, as the cell's nodes reach it; None for a cell of one node, where torchrun
-            itself takes a free port at every start, and where the nodes find it out when they run.
+        master: address and port of node 0, as the cell's nodes reach it; None for a cell of one node, where a free
+            port is taken at every start, and where the nodes find it out when they run.
         address: this node's own, where there are several.
     """
     site = plan.site(node.site)
@@ -45,20 +45,24 @@ def worker_job(
     folder = CellFolder(PurePosixPath(node.cell_folder))
     script = (plan.recipe.worker.command or ())[1:]
     env = {
-        "PYTHONPATH": node.code,
+        **from_code(node.code),
         "PYTHONUNBUFFERED": "1",
         "ISLANDCTL_RELAY_URL": node.relay_url,
         "ISLANDCTL_NODE_FOLDER": node.folder,
         "ISLANDCTL_CELL": str(cell.index),
         "ISLANDCTL_NUM_CELLS": str(len(record.cells)),
         "ISLANDCTL_LOG_BYTES": str(plan.recipe.worker.logs),
-        "ISLANDCTL_RANKS_ENDED": f"{node.folder}/ranks.json",
         # Else the arenas of the exchange's threads keep what each round has freed: half as much again, measured.
         "MALLOC_MMAP_THRESHOLD_": str(8 << 20),
         "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
-        # Else torchrun would cut a checkpoint off after 30 s, when both are asked to end.
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": f"{STOP_TIMEOUT_S:.0f}",
     }
+    launcher: tuple[str, ...] = (node.python,)
+    ranks_ended = None
+    if sum(one.num_ranks for one in cell.nodes) > 1:
+        launcher = _torchrun(node, len(cell.nodes), master, address)
+        ranks_ended = env["ISLANDCTL_RANKS_ENDED"] = f"{node.folder}/ranks.json"
+        # Else torchrun would cut a checkpoint off after 30 s, when both are asked to end.
+        env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = f"{STOP_TIMEOUT_S:.0f}"
     watchdog = plan.recipe.worker.watchdog
     before = sum(one.num_ranks for one in cell.nodes[: node.index])
     first, total = _share(plan, node)
@@ -71,13 +75,7 @@ def worker_job(
         run=record.run,
         mark=record.mark,
         name=f"{cell.name}/node-{node.index}",
-        argv=(
-            *_torchrun(node, len(cell.nodes), master, address),
-            "-m",
-            "islandctl.worker",
-            node.cell_folder,
-            *script,
-        ),
+        argv=(*launcher, "-m", "islandctl.worker", node.cell_folder, *script),
         cwd=str(folder.script) if plan.files else node.cell_folder,
         env={**env, **plan.recipe.worker.env},
         env_files=(str(folder.secrets),) if plan.recipe.worker.secrets else (),
@@ -85,7 +83,7 @@ def worker_job(
         outcome=str(folder.outcome),
         progress=str(folder.metrics),
         ranks=tuple(range(before, before + node.num_ranks)),
-        ranks_ended=f"{node.folder}/ranks.json",
+        ranks_ended=ranks_ended,
         binds=(master,) if master is not None and node.index == 0 else (),
         watchdog=Watchdog(least_s=watchdog.least, factor=watchdog.factor) if watchdog.enabled else None,
         restart=RestartPolicy(

@@ -29,6 +29,8 @@ from islandctl.planner.plan import Plan
 from islandctl.runs import record as records
 from islandctl.runs import secrets
 from islandctl.runs.files import only_one
+from islandctl.runs.folders import check_folders
+from islandctl.runs.given import demand_all
 from islandctl.runs.network import await_tunnels, start_relay, start_tunnels
 from islandctl.runs.reach import Reach, Say, Verdict, demand, each
 from islandctl.runs.record import CellRecord, NodeRecord, RunRecord
@@ -73,11 +75,11 @@ def start(
 
     Raises:
         UsageError: the name is taken.
-        PreflightError: a secret is not set here.
+        ConfigError: a secret is not set here, or a file that a profile names cannot be read.
         HostKeyError, PreflightError, UnreachableError, RunError: a step failed; everything it had started is ended.
     """
     secrets.know(plan)
-    secrets.demand_all(plan)
+    demand_all(plan)
     record = records.create(plan, run, launcher_pid=os.getpid())
     with (
         only_one(RunFolder.of(record.run).root / "lock", f"islandctl launch {record.run}"),
@@ -120,6 +122,7 @@ def _prepare(record: RunRecord, plan: Plan, reach: Reach, say: Say, progress: Pr
             say(f"{site}/{host or 'local'}: ready, {made.python}")
     all_of_them = f"{len(places)} nodes are" if len(places) > 1 else "1 node is"
     say(f"{record.run}: {all_of_them} ready ({time.monotonic() - began:.0f} s)")
+    check_folders(plan, prepared, reach)
     check_text(plan, prepared, reach, say)
     cells = []
     for cell in plan.cells:

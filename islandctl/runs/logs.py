@@ -26,7 +26,7 @@ class LogReader:
     """Reads the logs of a run, once or following.
 
     Args:
-        sites, ranks: only these; empty: all. With ranks, what torchrun itself prints is left out.
+        sites, ranks: only these; empty: all. With ranks, what is printed outside of them is left out.
 
     Raises:
         UsageError: the run has no such site or rank.

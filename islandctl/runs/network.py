@@ -21,7 +21,7 @@ from islandctl.fleet.needs import RELAY_NEEDS
 from islandctl.fleet.provision import prepare
 from islandctl.planner.plan import Plan
 from islandctl.runs import record as records
-from islandctl.runs.reach import Reach, Say, demand, each
+from islandctl.runs.reach import Reach, Say, Verdict, demand, each
 from islandctl.runs.record import KeptRecord, NodeRecord, RunRecord, TunnelRecord
 from islandctl.runs.relay import address, own_code, own_python, relay_files, relay_job, wait_until_it_answers
 
@@ -60,7 +60,23 @@ def start_relay(record: RunRecord, plan: Plan, reach: Reach, say: Say, *, measur
 
 
 def start_tunnels(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> RunRecord:
-    """Give every node its way to the relay, through a tunnel where it has no other."""
+    """Give every node its way to the relay, through a tunnel where it has no other.
+
+    Raises:
+        HostKeyError, UnreachableError, PreflightError: names each node to which no tunnel can be opened.
+    """
+    record, opened = open_tunnels(record, plan, reach, say)
+    demand(opened, "opening the tunnels")
+    return record
+
+
+def open_tunnels(
+    record: RunRecord, plan: Plan, reach: Reach, say: Say
+) -> tuple[RunRecord, list[Verdict[NodeRecord, str]]]:
+    """As ``start_tunnels``; and what became of each tunnel: the relay's address there, or why it cannot be opened.
+
+    A node without a way to the relay keeps an empty address in the record.
+    """
     settings = plan.recipe.relay
     far = record.relay is not None and record.relay.host != ""
     here = int(record.relay_url.rpartition(":")[2])
@@ -88,23 +104,26 @@ def start_tunnels(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> RunR
             porch=porch,
         )
 
-    ways = demand(each(list(behind.values()), way), "finding free ports")
+    ways = each(list(behind.values()), way)
+    found = [(one.item, *one.value) for one in ways if one.value is not None]
     # Recorded first, then opened: what is recorded is found and ended again, whatever happens in between.
-    record = records.change(record, tunnels=(*record.tunnels, *(one for _, one in ways)))
+    record = records.change(record, tunnels=(*record.tunnels, *(one for _, _, one in found)))
 
-    def begin(pair: tuple[NodeRecord, TunnelRecord]) -> None:
-        _start_tunnel(record, reach, pair[1])
-        say(f"{pair[0].label}: goes to the relay through a tunnel")
+    def begin(one: tuple[NodeRecord, str, TunnelRecord]) -> None:
+        node, _, made = one
+        _start_tunnel(record, reach, made)
+        say(f"{node.label}: goes to the relay through a tunnel")
 
-    pairs = [(node, one) for node, (_, one) in zip(behind.values(), ways, strict=True)]
-    demand(each(pairs, begin), "opening the tunnels")
-    urls |= {key: url for key, (url, _) in zip(behind, ways, strict=True)}
+    begun = each(found, begin)
+    opened = [Verdict[NodeRecord, str](one.item, error=one.error) for one in ways if one.error is not None]
+    opened += [Verdict(one.item[0], None if one.error else one.item[1], one.error) for one in begun]
+    urls |= {(one.item.site, one.item.host): one.value for one in opened if one.value is not None}
 
     def routed(node: NodeRecord) -> NodeRecord:
-        return node.model_copy(update={"relay_url": urls[node.site, node.host]})
+        return node.model_copy(update={"relay_url": urls.get((node.site, node.host), "")})
 
     cells = tuple(cell.model_copy(update={"nodes": tuple(map(routed, cell.nodes))}) for cell in record.cells)
-    return records.change(record, cells=cells)
+    return records.change(record, cells=cells), opened
 
 
 def await_tunnels(record: RunRecord, reach: Reach) -> None:

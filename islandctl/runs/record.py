@@ -60,6 +60,10 @@ class NodeRecord(Model):
         """``site/host``, as messages name the node."""
         return f"{self.site}/{self.host or 'local'}"
 
+    def known_as(self, name: str) -> str:
+        """The same with the scheduler's own name of the node; empty: it is not known, or the host is the node."""
+        return f"{self.site}/{name}" if name else self.label
+
 
 class CellRecord(Model):
     """One cell and its nodes."""
@@ -114,6 +118,17 @@ class TunnelRecord(Model):
         return tuple(int(word) for word in self.porch[2:3])
 
 
+class VisitRecord(Model):
+    """A job of the doctor's on a Slurm site."""
+
+    site: str
+    host: str
+    """The login node, as written in the profile."""
+    work_dir: str
+    folder: str
+    """The job's, below ``work_dir``; ``~`` is the home there."""
+
+
 class RunRecord(Model):
     """``run.json``."""
 
@@ -146,6 +161,8 @@ class RunRecord(Model):
     relay: KeptRecord | None = None
     tunnels: tuple[TunnelRecord, ...] = ()
     cells: tuple[CellRecord, ...] = ()
+    visits: tuple[VisitRecord, ...] = ()
+    """Of an examination: the jobs in which it asks the nodes of Slurm sites."""
 
     @property
     def nodes(self) -> tuple[NodeRecord, ...]:
@@ -165,14 +182,14 @@ class RunRecord(Model):
         """As a command last saw it: the phase, or how the run came out."""
         if self.reason == FINISHED:
             return FINISHED
-        if self.phase == "launched" and self.reason:
-            return "failed" if self.reason.startswith(FAILED) else "stopped"
-        return self.phase
+        if self.reason.startswith(FAILED):
+            return "failed"
+        return "stopped" if self.phase == "launched" and self.reason else self.phase
 
     @property
     def gives_way(self) -> bool:
         """The launch failed before it had started anything anywhere: another one may take the name."""
-        return self.phase == "failed" and self.relay is None
+        return self.phase == "failed" and self.relay is None and not self.visits
 
 
 def now() -> str:

@@ -9,11 +9,11 @@ import time
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from islandctl.config.paths import RunFolder
+from islandctl.config.paths import RunFolder, log_pieces
 from islandctl.errors import IslandError, PreflightError, RelayError, UnreachableError
 from islandctl.fleet import node as nodes
 from islandctl.fleet.host import Host
-from islandctl.fleet.job import RestartPolicy, SupervisorJob
+from islandctl.fleet.job import RestartPolicy, SupervisorJob, from_code
 from islandctl.relay.messages import RelayStatus
 from islandctl.runs.files import write_whole
 from islandctl.runs.record import KeptRecord, RunRecord
@@ -94,7 +94,7 @@ def relay_job(record: RunRecord, relay: KeptRecord) -> SupervisorJob:
         name="relay",
         argv=(relay.python, "-m", "islandctl.relay", data),
         cwd=data,
-        env={"PYTHONPATH": relay.code, "PYTHONUNBUFFERED": "1"},
+        env={**from_code(relay.code), "PYTHONUNBUFFERED": "1"},
         restart=KEEP,
         stop_timeout_s=STOP_TIMEOUT_S,
     )
@@ -199,6 +199,8 @@ class _Start:
         state = nodes.state(self._host, self._folder)
         if state.state != "ended" and state.restarts < self._before + 2:
             return
+        (sizes,) = nodes.sizes(self._host, [f"{self._folder}/logs"])
+        self.log = f"{self._folder}/logs/{log_pieces(sizes).get('relay', ['relay.log'])[-1]}"
         text = nodes.read_tail(self._host, self.log, 8192).decode(errors="replace")
         said = [line.partition(" ERROR ")[2] for line in text.splitlines() if " ERROR " in line]
         # the relay writes "message (hint)"

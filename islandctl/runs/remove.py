@@ -139,6 +139,12 @@ def _remove_far(
     cleared = demand(each(cells, clear), "removing the cells' files")
     removed = [place for gone, _ in cleared for place in gone]
     stay = [place for _, stays in cleared for place in stays]
+    for visit in record.visits:
+        place = f"{visit.site}/{visit.host}: {visit.folder}"
+        if f"{visit.site}/{visit.host}" not in found.hosts:
+            stay.append(place)
+        elif nodes.remove(reach.host(visit.site, visit.host), visit.work_dir, visit.folder, emptied=True):
+            removed.append(place)
     if record.relay and record.relay.host:
         name, data = record.relay.host, PurePosixPath(record.relay.folder).parent
         label = f"{reach.profile_beside(name).name}/{name}"

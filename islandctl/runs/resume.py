@@ -113,7 +113,7 @@ def _rewind(record: RunRecord, reach: Reach, say: Say, step: int | None, num_fra
     if not isinstance(entry, Rewind):
         raise UnreachableError(f"the relay answered a rewind with an entry of kind {entry.kind}")
     say(f"{record.run}: attempt {entry.attempt} begins at {choice.text}")
-    return records.change(record, attempt=entry.attempt, phase="launching", launcher_pid=os.getpid())
+    return records.change(record, attempt=entry.attempt, phase="launching", reason="", launcher_pid=os.getpid())
 
 
 def _ask(record: RunRecord, reach: Reach) -> dict[NodeRecord, SupervisorState]:
@@ -169,7 +169,7 @@ def _mend(
         UsageError: everything runs, or the run is being stopped, or what is asked for takes a new attempt (``anew``).
     """
     dead = [node for node, state in states.items() if not state.lives and state.outcome != "finished"]
-    names = ", ".join(dict.fromkeys(node.label for node, state in states.items() if state.lives))
+    names = ", ".join(dict.fromkeys(node.known_as(state.node) for node, state in states.items() if state.lives))
     if anew or record.phase != "launched" or not (dead or silent(record, reach)):
         raise UsageError(
             f"{record.run} still runs on {names}",

@@ -57,7 +57,8 @@ class Found(Model):
 def places(record: RunRecord, plan: Plan) -> list[Place]:
     """Where a process of the run may live; a host is left out on which nothing was ever started."""
     relay = record.relay.host if record.relay else ""
-    return _places(plan, relay, nodes_too=record.reached_workers)
+    found = _places(plan, relay, nodes_too=record.reached_workers)
+    return list(dict.fromkeys([*found, *((visit.site, visit.host) for visit in record.visits)]))
 
 
 def everywhere(plan: Plan) -> list[Place]:

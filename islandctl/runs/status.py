@@ -97,7 +97,7 @@ class NodeView(Model):
     node: int
     """Its number in the cell."""
     label: str
-    """``site/host``."""
+    """``site/host``; under Slurm ``site/node`` with Slurm's name of the node, once it is known."""
     state: Literal["absent", "pending", "starting", "running", "backoff", "stopping", "ended", "lost", "unreachable"]
     """Of its supervisor; ``pending``: not begun yet by its scheduler; ``lost``: gone without an exit record."""
     restarts: int = 0

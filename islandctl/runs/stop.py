@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
+from typing import Protocol
 
 from pydantic import ValidationError
 
@@ -10,9 +12,10 @@ from islandctl.config.budget import BY_BUDGET
 from islandctl.config.paths import RunFolder
 from islandctl.errors import IslandError, UnreachableError, UsageError
 from islandctl.fleet import node as nodes
+from islandctl.fleet.job import SupervisorState
 from islandctl.ledger.joint import joint_checkpoints
 from islandctl.planner.plan import Plan
-from islandctl.relay.messages import RelayStatus
+from islandctl.relay.messages import HEARTBEAT_S, RelayStatus
 from islandctl.runs import record as records
 from islandctl.runs.checkpoints import ledger_from_file
 from islandctl.runs.files import only_one
@@ -23,6 +26,15 @@ from islandctl.runs.search import Found, everywhere, mark_in_files, places, sear
 from islandctl.runs.workers import stop_workers, supervisors
 
 POLL_S = 0.5
+STANDS_S = 6 * HEARTBEAT_S
+"""So long cells stand still, while another one does not run, before no commit is expected from them any more."""
+
+
+class Tells(Protocol):
+    """The relay, as far as it is asked here."""
+
+    def status(self) -> RelayStatus:
+        """The whole view of the run."""
 
 
 class StopReport(Found):
@@ -74,10 +86,10 @@ def stop(
             _together(record, reach, say, deadline_s)
         report = end_everything(record, plan, reach, say)
         checkpoint = _newest_joint(record, reach)  # cells that were ended one by one have saved only now
-        finished = record.reason == FINISHED or (not over and _came_out(record, reach) == FINISHED)
+        came_out = record.reason if over else _came_out(record, reach) or record.reason
         if not over and not report.exit_code:
-            records.change(record, phase="stopped", reason=FINISHED if finished else record.reason)
-        spent = record.reason.startswith(BY_BUDGET)
+            records.change(record, phase="stopped", reason=came_out)
+        finished, spent = came_out == FINISHED, came_out.startswith(BY_BUDGET)
         return report.model_copy(update={"checkpoint": checkpoint, "finished": finished, "spent": spent})
 
 
@@ -139,19 +151,20 @@ def _came_out(record: RunRecord, reach: Reach) -> str:
 
 def _together(record: RunRecord, reach: Reach, say: Say, deadline_s: float) -> None:
     """Ask the cells through the relay to checkpoint and end together; wait for it."""
-    if deadline_s <= 0 or not _living(record, reach):
+    if deadline_s <= 0 or not (living := _living(record, reach)):
         return
+    there = {node.cell for node in living}
+    away = [cell.name for cell in record.cells if cell.index not in there]
     try:
         with client(record) as relay:
-            if not _has_trained(relay.status(), record.attempt):
+            if not has_trained(relay, record.attempt):
                 say("no cell has trained yet: there is nothing to checkpoint")
                 return
             relay.stop(record.reason)
+            say("the cells checkpoint at the next commit and end")
+            _wait(record, reach, say, deadline_s, Standstill(relay, there) if away else None, away)
     except IslandError as error:
         say(f"the relay cannot pass the word on ({error.message}); ending the workers one by one")
-        return
-    say("the cells checkpoint at the next commit and end")
-    _wait(record, reach, say, deadline_s)
 
 
 def _newest_joint(record: RunRecord, reach: Reach) -> int | None:
@@ -163,25 +176,95 @@ def _newest_joint(record: RunRecord, reach: Reach) -> int | None:
     return joint[-1].step if joint else None
 
 
-def _has_trained(status: RelayStatus, attempt: int) -> bool:
+def has_trained(relay: Tells, attempt: int) -> bool:
+    """Whether a cell has trained in this attempt.
+
+    What the relay has last heard can be some seconds old, and one that was just started has heard nothing: a no
+    counts only where it still holds after the next heartbeats.
+    """
+    end = time.monotonic() + 2 * HEARTBEAT_S
+    while not (trained := _trained(relay.status(), attempt)) and time.monotonic() < end:
+        time.sleep(POLL_S)
+    return trained
+
+
+def _trained(status: RelayStatus, attempt: int) -> bool:
+    if status.attempt == attempt and status.rounds_committed + status.rounds_empty + status.rounds_open:
+        return True
     beats = [cell.heartbeat for cell in status.cells if cell.heartbeat is not None]
-    return any(beat.attempt == attempt and beat.step > 0 for beat in beats)
+    return any(beat.attempt == attempt and (beat.step > 0 or beat.state == "training") for beat in beats)
 
 
-def _wait(record: RunRecord, reach: Reach, say: Say, deadline_s: float) -> None:
+class Standstill:
+    """Whether the cells wait for a round to which one that does not run would have to come.
+
+    Its deadline may be far, and no checkpoint that comes of it is joint.
+
+    Args:
+        cells: numbers of those that run.
+    """
+
+    def __init__(self, relay: Tells, cells: Collection[int]) -> None:
+        self._relay, self._cells = relay, cells
+        self._seen: object = None
+        self._since = time.monotonic()
+
+    def lasts(self) -> bool:
+        """Look: has nothing moved for ``STANDS_S``, with all cells that run waiting? Silence is no proof."""
+        try:
+            status = self._relay.status()
+        except IslandError:
+            self._seen = None
+            return False
+        beats = [one.heartbeat for one in status.cells if one.heartbeat is not None and one.cell in self._cells]
+        stand = status.rounds_open > 0 and len(beats) == len(self._cells) and all(b.state == "waiting" for b in beats)
+        seen = ([beat.step for beat in beats], status.rounds_committed + status.rounds_empty)
+        if seen != self._seen or not stand:
+            self._seen, self._since = seen, time.monotonic()
+        return time.monotonic() - self._since >= STANDS_S
+
+
+def _wait(
+    record: RunRecord, reach: Reach, say: Say, deadline_s: float, still: Standstill | None, away: list[str]
+) -> None:
     end = time.monotonic() + deadline_s
-    seen: set[str] = set()
+    restarts: dict[NodeRecord, int] = {}
+    said: set[str] = set()
     while time.monotonic() < end:
-        living = _living(record, reach)
-        names = {node.label for node in living}
-        for node in record.nodes:
-            if node.label not in names | seen:
-                seen.add(node.label)
-                say(f"{node.label}: ended")
-        if not living:
+        waited_for = False
+        for verdict in supervisors(record, reach):
+            node, state = verdict.item, verdict.value
+            if state is not None:
+                restarts.setdefault(node, state.restarts)
+            news = not_waited_for(state, restarts.get(node, 0))
+            waited_for |= not news
+            line = f"{node.known_as(state.node if state is not None else '')}: {news}"
+            if news and line not in said:
+                said.add(line)
+                say(line)
+        if not waited_for:
+            return
+        if still is not None and still.lasts():
+            say(f"no commit comes without {', '.join(away)}; the other cells save where they stand, and end")
             return
         time.sleep(POLL_S)
     say(f"not all cells ended within {deadline_s:g} s; their supervisors end them now")
+
+
+def not_waited_for(state: SupervisorState | None, restarts: int) -> str:
+    """Why the end of a node that was asked to save is not waited for (any more); empty: it is.
+
+    Args:
+        state: None: the node cannot be asked.
+        restarts: so many it had when it was asked.
+    """
+    if state is None:
+        return "not reached, so it is not known whether it ends"
+    if not state.runs:
+        return "its job waits in the queue" if state.lives else "ended"
+    if state.restarts > restarts + 1:
+        return f"dies whenever it is started ({state.last}); its supervisor ends it now"
+    return ""
 
 
 def _living(record: RunRecord, reach: Reach) -> list[NodeRecord]:

@@ -17,6 +17,12 @@ from islandctl.runs.reach import Reach, Say, demand, each
 TIMEOUT_S = 1800.0
 """Gigabytes from a shared file system take their time; the workers find them in its cache afterwards."""
 
+_PREFLIGHT = """
+import runpy, sys
+sys.path.insert(0, sys.argv.pop())
+runpy.run_module("islandctl.worker.preflight", run_name="__main__")
+"""
+
 
 def check_text(plan: Plan, prepared: Mapping[tuple[str, str], Prepared], reach: Reach, say: Say) -> None:
     """Have every node read the text as its workers will. A script that brings its own data is not asked.
@@ -53,7 +59,7 @@ def check_text(plan: Plan, prepared: Mapping[tuple[str, str], Prepared], reach: 
 
 
 def _look(host: Host, made: Prepared, setup: tuple[str, ...], asked: dict[str, Any]) -> dict[str, Any]:
-    argv = ["env", f"PYTHONPATH={made.code}", made.python, "-P", "-m", "islandctl.worker.preflight"]
+    argv = [made.python, "-B", "-P", "-c", _PREFLIGHT, made.code]
     done = host.run(with_setup(list(setup), argv), stdin=json.dumps(asked).encode(), timeout_s=TIMEOUT_S)
     try:
         told: dict[str, Any] = json.loads(done.stdout.rstrip().rpartition(b"\n")[2])

@@ -103,10 +103,11 @@ def find_culprit(record: RunRecord, facts: Facts) -> Culprit | None:
     reason, hint = (first.state.reason if first.state else "") or "ended without a word", _HINTS.get(kind, "")
     if spoken and first.outcome is not None:
         reason, hint = first.outcome.reason, first.outcome.hint
+    states = [node.state for node in facts.nodes if (node.cell, node.node) == (cell.index, index)]
     return Culprit(
         site=cell.site,
         cell=cell.name,
-        node=cell.nodes[index].label,
+        node=cell.nodes[index].known_as(states[0].node if states and states[0] else ""),
         rank=rank,
         kind=kind,
         reason=reason,
@@ -237,8 +238,7 @@ def _troubled(record: RunRecord, facts: Facts, cells: Sequence[CellView]) -> tup
     if lost:
         return "degraded", f"{lost[0].label}: the supervisor was killed; the workers train on", mend
     if unsaved := next((cell for cell in cells if cell.detail.startswith(UNSAVED)), None):
-        node = record.cells[unsaved.cell].nodes[0]
-        where = f"free space on {node.label} below {node.work_dir}"
+        where = f"free space on {unsaved.nodes[0].label} below {record.cells[unsaved.cell].nodes[0].work_dir}"
         return "degraded", f"{unsaved.name}: {unsaved.detail}", f"{where}; the next one is tried as planned"
     return None
 

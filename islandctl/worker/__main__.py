@@ -19,21 +19,21 @@ from pydantic import ValidationError
 
 from islandctl.config import secrets
 from islandctl.config.job import CellJob
+from islandctl.config.lines import Pieces, WholeLines, kept_bytes
 from islandctl.config.paths import CellFolder
 from islandctl.errors import ConfigError, IslandError, UsageError
 from islandctl.worker import interface
-from islandctl.worker.lines import Pieces, WholeLines
 from islandctl.worker.main import train
 from islandctl.worker.outcome import Outcome, release_outcome, reserve_outcome, write_outcome
 from islandctl.worker.process import Process, enter
 from islandctl.worker.pulse import Pulse
 from islandctl.worker.random_states import seed_all
+from islandctl.worker.rank import own_rank
 from islandctl.worker.script import run_script
 from islandctl.worker.wishes import Stopped, Wishes
 
 log = logging.getLogger("islandctl.worker")
 NODE_VARIABLE = "ISLANDCTL_NODE_FOLDER"
-LOG_VARIABLE = "ISLANDCTL_LOG_BYTES"
 
 
 def read_job(folder: CellFolder) -> CellJob:
@@ -60,9 +60,7 @@ def start_log(rank: int) -> None:
     node = os.environ.get(NODE_VARIABLE)
     if node:
         with suppress(OSError):
-            Pieces(
-                Path(node, "logs"), f"rank-{rank}", kept_bytes=int(os.environ.get(LOG_VARIABLE, 256 << 20))
-            ).begin()
+            Pieces(Path(node, "logs"), f"rank-{rank}", kept_bytes=kept_bytes()).begin()
     logging.raiseExceptions = False  # else each lost line would print a traceback, to the same full disk
     handler = WholeLines(2)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -75,7 +73,7 @@ def main(argv: list[str]) -> int:
     if not argv:
         sys.stderr.write("usage: python -m islandctl.worker CELL_FOLDER [SCRIPT …]\n")
         return 2
-    rank = int(os.environ.get("RANK", "0"))
+    rank = own_rank(os.environ)
     start_log(rank)
     interface.choose(os.environ)
     folder = CellFolder(PurePosixPath(os.path.abspath(argv[0])))

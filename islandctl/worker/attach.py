@@ -38,8 +38,9 @@ class Place(Transport, Protocol):
     def tell_model(self, attempt: int, parameters: Sequence[tuple[str, Sequence[int]]]) -> None:
         """Tell what this cell's model consists of; refused when another cell's differs."""
 
-    def begin(self, versions: tuple[int, ...]) -> bool:
-        """Tell with which versions of the fragments this cell begins; refused when another's do not fit.
+    def begin(self, versions: tuple[int, ...], steps: int) -> bool:
+        """Tell with which versions of the fragments this cell begins, for how many steps of the run; refused when
+        another's do not fit.
 
         True: its state is of an earlier relay's ledger.
         """
@@ -72,7 +73,8 @@ def attach(
     Args:
         model: a module, or its parameters by name: fp32, plain or sharded by FSDP2. The same first values in every
             cell.
-        optimizer: torch's, or several of them. Their state goes into the checkpoints.
+        optimizer: torch's, or several of them: all that step the model, since their state goes into the checkpoints.
+            None: the loop steps the parameters itself, and gives what it must remember for that as ``state``.
         state: (launched) more objects with ``state_dict`` and ``load_state_dict`` for the checkpoints: the place in
             the data, a scheduler. They are loaded before ``attach`` returns.
         held_out_hash: (launched) a hash of the text that is evaluated on; cells with unequal ones are refused.
@@ -86,8 +88,8 @@ def attach(
 
     Raises:
         UsageError: neither launched nor given a transport, or both kinds of arguments.
-        ConfigError: the settings do not fit the model, the optimizer is not of this model, or the relay is for
-            another run.
+        ConfigError: the settings do not fit the model, the optimizer is not of this model, or not of all of it that
+            is trained, or the relay is for another run.
         RelayError: code ``model``: another cell holds another model; the message names a parameter.
     """
     if transport is None:
@@ -103,7 +105,7 @@ def attach(
         raise UsageError("attach: state and held_out_hash are for launched runs", hint="leave out transport")
     if steps is None:
         raise UsageError("attach: steps is missing: how many inner steps has the run?")
-    for name, number, least in (("steps", steps, 1), ("tokens_per_step", tokens_per_step, 0)):
+    for name, number, least in (("steps", steps, 1), ("tokens_per_step", tokens_per_step, 0), ("seed", seed, 0)):
         if number is not None:
             check_whole(f"attach: {name}", number, least)
     return _explicit(
@@ -145,13 +147,15 @@ def _explicit(
             f"attach: {steps} steps are no whole windows of {settings.window}: with pace: measured cells meet only "
             "where a window ends"
         )
+    if settings.warmup >= steps:
+        raise ConfigError(f"attach: exchange.warmup: {settings.warmup} steps must be fewer than the run's {steps}")
     own = windows[place.cell] if windows else None
     parameters = named_parameters(model)
     OptimizerState(optimizer, parameters)  # refuses one that is not of this model
     exchanger: Exchanger
 
     def begin() -> None:
-        if place.begin(exchanger.versions()) and isinstance(exchanger, engine.Island):
+        if place.begin(exchanger.versions(), steps) and isinstance(exchanger, engine.Island):
             exchanger.change_ledger()
 
     if settings.mode == "none":
@@ -170,6 +174,7 @@ def _explicit(
             num_cells=place.num_cells,
             transport=place,
             journal=journal or MemoryJournal(),
+            on_wait=getattr(place, "check_others", lambda: None),
         )
         place.tell_model(1, [(name, tuple(parameter.shape)) for name, parameter in parameters.items()])
     aside = getattr(place, "aside", None)  # where cells of one process take turns

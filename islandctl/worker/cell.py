@@ -10,12 +10,11 @@ import torch.nn.functional as F
 from torch.distributed.fsdp import FSDPModule
 
 from islandctl.config.job import CellJob
-from islandctl.errors import ConfigError
+from islandctl.errors import ConfigError, NotFiniteError
 from islandctl.worker.data import Sequences, held_out_sequences
 from islandctl.worker.experts import balance_loss
 from islandctl.worker.model import Decoder
 from islandctl.worker.optimizer import InnerOptimizer
-from islandctl.worker.outcome import NotFiniteError
 from islandctl.worker.parallel import Ranks, arithmetic, build, parameters
 from islandctl.worker.text import Text
 

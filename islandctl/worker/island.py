@@ -35,6 +35,21 @@ def check_whole(what: str, value: Any, least: int) -> int:
     return number
 
 
+def check_number(name: str, value: Any) -> float:
+    """The figure, plain.
+
+    Raises:
+        UsageError: it is no single number.
+    """
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # torch raises the last for a tensor of several numbers
+        raise UsageError(
+            f"island.step(): {name} must be a single number, not a {type(value).__name__}",
+            hint=f"for example {name}={name}.mean().item()",
+        ) from error
+
+
 @contextmanager
 def _nobody_else(made: float) -> Iterator[Callable[[float], None]]:
     """This process has one cell."""
@@ -85,7 +100,9 @@ class Island:
         self._tokens_per_step = tokens_per_step
         self._aside = aside or _nobody_else
         self._at_begin = at_begin
-        self._begun = self._looping = self._stepped = self._finished = False
+        self._begun = self._stepped = self._finished = False
+        self._loop: object | None = None
+        """The one that runs now; None: the caller steps by hand."""
 
     def steps(self) -> Iterator[int]:
         """The numbers of the steps to do, from 0 or where the state was left, to the end or a wish to stop.
@@ -97,17 +114,21 @@ class Island:
             UsageError: the loop's body did not call ``step``.
         """
         self._begin()
-        self._looping = True
-        while self.done < self.num_steps and not self.stopping:
-            before, self._stepped = self.done, False
-            yield before
-            if self.done == before:
-                raise UsageError(
-                    f"island.step() was not called in step {before + 1}",
-                    hint="call it once in every pass of `for step in island.steps()`, after optimizer.step()",
-                )
-            if self.done < self.num_steps:
-                self._between()
+        mine = self._loop = object()
+        try:
+            while self.done < self.num_steps and not self.stopping:
+                before, self._stepped = self.done, False
+                yield before
+                if self.done == before:
+                    raise UsageError(
+                        f"island.step() was not called in step {before + 1}",
+                        hint="call it once in every pass of `for step in island.steps()`, after optimizer.step()",
+                    )
+                if self.done < self.num_steps:
+                    self._between()
+        finally:  # also when the loop was left by `break`: what comes then is no pass of it
+            if self._loop is mine:
+                self._loop = None
 
     def step(self, tokens: int | None = None, **figures: float) -> int:
         """One inner step is done: exchange what is due. All ranks of the cell call it together.
@@ -122,7 +143,7 @@ class Island:
 
         Raises:
             UsageError: after ``finish`` or the last step; twice in one pass of ``steps``; ``tokens`` is not known,
-                or no number of tokens.
+                or no number of tokens; a figure is no single number.
             CheckpointError: of the first step: what was loaded does not fit the other cells.
             ExchangeError: a round cannot be carried out; a parameter holds a value that is not finite.
             DivergenceError: the cells do not hold the same anchors.
@@ -131,7 +152,7 @@ class Island:
             raise UsageError("island.step() after island.finish()", hint="finish() belongs behind the loop")
         if self.done >= self.num_steps:
             raise UsageError(f"island.step() after the last of {self.num_steps} steps", hint="use island.steps()")
-        if self._looping and self._stepped:
+        if self._loop is not None and self._stepped:
             raise UsageError(
                 f"island.step() was called twice in step {self.done}",
                 hint="call it once in every pass of `for step in island.steps()`, after optimizer.step()",
@@ -142,6 +163,8 @@ class Island:
                 "island.step(): how many tokens?", hint="island.step(tokens=…), or attach(…, tokens_per_step=…)"
             )
         counted = check_whole("island.step(): tokens", counted, 0)
+        for name, value in figures.items():
+            check_number(name, value)
         self._begin()
         self.tokens += counted
         with self._aside(self.pace.position(self.done + 1)) as come_back:
@@ -152,7 +175,12 @@ class Island:
 
     def is_due(self, every: int) -> bool:
         """Whether the last step has reached a multiple of ``every`` of the run's steps: the time to evaluate, or to
-        print. Cells that take unequal numbers of steps do so together."""
+        print. Cells that take unequal numbers of steps do so together.
+
+        Raises:
+            UsageError: ``every`` is no whole number, or less than 1.
+        """
+        every = check_whole("island.is_due(): every", every, 1)
         return self.done > 0 and self.pace.run_step(self.done) // every > self.pace.run_step(self.done - 1) // every
 
     def finish(self) -> bool:

@@ -70,7 +70,8 @@ class Keeper:
         )
         if saved.attempt == job.attempt and not registered(entries, saved, job.cell):
             self._register(saved, state)
-        log.info("continuing from %s", saved.path.name)
+        if ranks.leads:
+            log.info("continuing from %s", saved.path.name)
         return saved, state
 
     def write(self, step: int, tokens: int, evaluated: Sequence[tuple[int, float]]) -> Saved:
@@ -97,7 +98,8 @@ class Keeper:
         own = {f"rank-{self._ranks.rank}/{key}": tensor for key, tensor in own.items()}
         saved = checkpoints.write(self.folder, state, self._trained.tensors() | own, self._ranks)
         self._register(saved, state)
-        log.info("checkpoint %s", saved.path.name)
+        if self._ranks.leads:
+            log.info("checkpoint %s", saved.path.name)
         return saved
 
     def _register(self, saved: Saved, state: TrainingState) -> None:

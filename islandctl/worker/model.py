@@ -127,7 +127,10 @@ class Decoder(nn.Module):
     def __init__(self, recipe: ModelRecipe) -> None:
         super().__init__()
         self.recipe = recipe
-        self.embedding = nn.Embedding(recipe.vocabulary, recipe.width)
+        # All values come from ``initialise``; a draw, which is what it does by itself, would load torch's compiler.
+        self.embedding = nn.Embedding(
+            recipe.vocabulary, recipe.width, _weight=torch.empty(recipe.vocabulary, recipe.width)
+        )
         self.blocks = nn.ModuleList(Block(recipe) for _ in range(recipe.layers))
         self.norm = RMSNorm(recipe.width)
         self.head = nn.Linear(recipe.width, recipe.vocabulary, bias=False)

@@ -17,14 +17,14 @@ from islandctl.errors import (
     CheckpointError,
     DivergenceError,
     IslandError,
+    NotFiniteError,
     PreflightError,
     RelayError,
-    RunError,
     UsageError,
 )
 
 log = logging.getLogger(__name__)
-_FINAL = (UsageError, PreflightError, DivergenceError, CheckpointError)
+_FINAL = (UsageError, PreflightError, DivergenceError, NotFiniteError, CheckpointError)
 _PASSING = (OSError, RuntimeError, MemoryError)
 """What a repetition may not meet again: a disk, a network, an accelerator (torch's errors are RuntimeErrors), memory.
 Anything else is a fault of the program or its data."""
@@ -40,10 +40,6 @@ RESERVED_BYTES = 16 << 10
 """Held free for a rank's last word."""
 LONGEST = 2000
 """Characters of a reason, and of a hint: what a message's longest path needs, within what is held free."""
-
-
-class NotFiniteError(RunError):
-    """The loss is no longer a number. A repetition would give the same."""
 
 
 class Outcome(Model):
@@ -65,7 +61,7 @@ class Outcome(Model):
     def of(cls, error: BaseException, *, step: int, rank: int) -> Outcome:
         """The outcome of an error: final where a repetition would meet the same one."""
         if isinstance(error, IslandError):
-            final = isinstance(error, (*_FINAL, NotFiniteError))
+            final = isinstance(error, _FINAL)
             if isinstance(error, RelayError):
                 final = error.code in FINAL_CODES
             reason, hint, retry = error.message, error.hint, not final

@@ -44,7 +44,7 @@ class Ranks:
         """
         rank, size = _started(expected)
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
+        torch.set_deterministic_debug_mode("error")  # as use_deterministic_algorithms, which loads the compiler
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing here reads what it has not written
         device = torch.device("cpu")
         if torch.cuda.is_available():

@@ -15,11 +15,14 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+from islandctl.config.lines import keep_log
+
 VARIABLE = "ISLANDCTL_RANKS_ENDED"
 
 
 def main(argv: list[str]) -> int:
     """Run the module ``argv[0]`` with the rest as its arguments."""
+    keep_log()
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 

@@ -20,13 +20,12 @@ from islandctl.config.job import CellJob
 from islandctl.errors import RelayError, UnreachableError
 from islandctl.ledger.entries import Checkpoint, Entry, Stop
 from islandctl.ledger.joint import Lineage
-from islandctl.relay.messages import Heartbeat
+from islandctl.relay.messages import HEARTBEAT_S, Heartbeat
 from islandctl.worker.checkpoint import Saved, delete, prune, unsaved
 from islandctl.worker.outcome import FINAL_CODES
 from islandctl.worker.pulse import Pulse
 
 log = logging.getLogger(__name__)
-INTERVAL_S = 2.0
 State = Literal["starting", "training", "waiting", "evaluating", "checkpointing", "finished", "stopped", "failed"]
 
 
@@ -119,7 +118,7 @@ class Reporter:
         self._give_up = time.monotonic() + wait_s
         self._closing.set()
         self._wake.set()
-        self._thread.join(wait_s + INTERVAL_S)
+        self._thread.join(wait_s + HEARTBEAT_S)
         return not self._thread.is_alive() and not self._to_register
 
     def _run(self) -> None:
@@ -128,7 +127,7 @@ class Reporter:
             told = self._tell()
             if closing and (told or time.monotonic() > self._give_up):
                 return
-            self._wake.wait(INTERVAL_S)
+            self._wake.wait(HEARTBEAT_S)
             self._wake.clear()
 
     def _tell(self) -> bool:

@@ -21,7 +21,7 @@ from islandctl.exchange.island import Hurried
 from islandctl.ledger.entries import Halt
 from islandctl.relay.client import RelayClient
 from islandctl.relay.messages import UNSAVED
-from islandctl.worker.island import STOPPED, Island
+from islandctl.worker.island import STOPPED, Island, check_number
 from islandctl.worker.keeper import Keeper
 from islandctl.worker.links import connect, join, read_all, read_ledger, same_model
 from islandctl.worker.metrics import Metrics, peak_memory
@@ -147,12 +147,12 @@ class Session(Island):
         Raises:
             UsageError: also outside of ``for step in island.steps()``, which looks after checkpoints and stops.
         """
-        if not self._looping:
+        if self._loop is None:
             raise UsageError(
                 "island.step() outside of `for step in island.steps()`",
                 hint="that loop begins where the checkpoint ends, and saves and stops when it is time",
             )
-        told = {name: float(value) for name, value in figures.items()}
+        told = {name: check_number(name, value) for name, value in figures.items()}
         if taken := told.keys() & RESERVED:
             raise UsageError(f"island.step(): '{min(taken)}' is noted already", hint="give the figure another name")
         began = time.monotonic()
@@ -171,7 +171,8 @@ class Session(Island):
             value = super().evaluate(bits_per_byte)
         self._note("eval", bits_per_byte=value)
         self._reporter.update(bits_per_byte=tuple(self.evaluated[-60:]))
-        log.info("step %d: %.4f bits per byte", self.done, value)
+        if self._ranks.leads:
+            log.info("step %d: %.4f bits per byte", self.done, value)
         return value
 
     def finish(self) -> bool:

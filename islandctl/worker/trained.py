@@ -26,15 +26,39 @@ def named_parameters(model: Model) -> dict[str, Tensor]:
     """The parameters by name; what wrappers (DDP, ``torch.compile``) put before a name is taken away.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: there are none, or one has two names, or two have one, or it is no model at all.
     """
     if isinstance(model, nn.Module):
         pairs: Iterable[tuple[str, Tensor]] = model.named_parameters()
     else:
         pairs = model.items() if isinstance(model, Mapping) else model
-    found = {_bare(name): parameter for name, parameter in pairs}
+    found: dict[str, Tensor] = {}
+    names: dict[Tensor, str] = {}
+    for full, parameter in _checked(pairs):
+        name = _bare(full)
+        if name in found:
+            raise ConfigError(f"attach: two parameters of the model are called '{name}'")
+        if parameter in names:
+            raise ConfigError(
+                f"attach: '{names[parameter]}' and '{name}' are one parameter, which would be exchanged twice",
+                hint="give it once; a module's named_parameters() does",
+            )
+        found[name], names[parameter] = parameter, name
     if not found:
         raise ConfigError("attach: the model has no parameters")
+    return found
+
+
+def _checked(pairs: Any) -> list[tuple[str, Tensor]]:
+    found = list(pairs) if isinstance(pairs, Iterable) else [pairs]
+    for each in found:
+        if not (
+            isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], str) and isinstance(each[1], Tensor)
+        ):
+            raise ConfigError(
+                f"attach: a {type(each).__name__} is no parameter with its name",
+                hint="attach(model, optimizer): the module, or its named_parameters()",
+            )
     return found
 
 

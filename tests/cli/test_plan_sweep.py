@@ -195,6 +195,34 @@ def test_explained_figures_name_their_formula() -> None:
         assert words in output
 
 
+def test_explained_figures_tell_what_was_measured(tmp_path: Path) -> None:
+    """By the doctor, until the value is changed; and by a run."""
+    recipe, _, east, _, west = CASE[:5]
+    sites = []
+    for at, path in enumerate((east, west)):
+        data = yaml.safe_load(Path(path).read_text())
+        data["storage"] = {**data.get("storage", {}), "write": "20 GB/s", "free": "900 TB"}
+        data["examined"] = {"wan.up": str(data["wan"]["up"]), "storage.write": "20 GB/s", "storage.free": "900 TB"}
+        if at:
+            data["examined"] = {"wan.up": "1 Mbit/s"}  # as it was before somebody wrote another value
+            data["measured"] = {"step": "12 s"}
+        sites.append(tmp_path / Path(path).name)
+        sites[-1].write_text(yaml.safe_dump(data))
+    options = [part for site in sites for part in ("--site", str(site))]
+    output, error = run("plan", recipe, *options, "--explain")
+    assert error is None
+    whole = " ".join(output.split())
+    _, first, second = whole.split("the run ")[0].split("cell ")
+    assert "(assumed; wan.up measured by islandctl doctor)" in first
+    assert "(assumed; storage.write measured by islandctl doctor)" in first
+    assert "(measured)" not in first
+    assert "step: 12 s (measured)" in second
+    assert "by islandctl doctor" not in second
+    assert "in site us-b300: 2.32 TiB of 819 TiB = 0.3% (storage.free measured by islandctl doctor)" in whole
+    assert "site us-b300: measured by islandctl doctor: storage.free 900 TB, storage.write 20 GB/s, wan.up" in whole
+    assert "site asia-gb300: measured" not in whole
+
+
 def test_json_tells_what_is_used_the_most() -> None:
     output, _ = run("plan", *CASE, "--json")
     data: dict[str, Any] = json.loads(output)

@@ -123,6 +123,12 @@ def test_what_cannot_be_changed_in_place_is_refused(text: str, path: str) -> Non
         edited(text, {path: TOKEN}, "f")
 
 
+def test_a_key_with_a_point_in_it() -> None:
+    new = edited("a: 1\n", {("examined", "wan.up"): "x", ("examined", "wan.rtt"): "y"}, "f")
+    assert parse(new, "f").data == {"a": 1, "examined": {"wan.up": "x", "wan.rtt": "y"}}
+    assert edited(new, {("examined", "wan.up"): "z"}, "f") == new.replace("wan.up: x", "wan.up: z")
+
+
 def test_a_nested_section_at_the_end() -> None:
     data: dict[str, Any] = parse(edited("a: 1\n", {"b.c.d": "x"}, "f"), "f").data
     assert data == {"a": 1, "b": {"c": {"d": "x"}}}

@@ -108,3 +108,8 @@ def test_what_is_read_back_with_all_its_defaults_is_not_idle(tmp_path: Path) -> 
     path.write_text(RECIPE + "exchange: {mode: butterfly}\n")
     recipe = load_recipe(path).value
     assert Recipe.model_validate_json(recipe.model_dump_json()) == recipe
+
+
+def test_a_blend_that_keeps_its_own_value_whole_exchanges_nothing(tmp_path: Path) -> None:
+    (told,) = faults(tmp_path, f"exchange: {{apply: blend, alpha: 100 %}}\n{RECIPE}")
+    assert told.startswith("f.yaml:1:33: exchange.alpha: alpha 1 keeps the cell's own value whole")

@@ -146,6 +146,14 @@ def test_hosts_stay_as_written(tmp_path: Path, host: str) -> None:
         ("hosts: [h1]", "hosts: [h1]\nssh: {config: 5}", "ssh.config: expected text, found the number 5"),
         ("hosts: [h1]", "hosts: [h1]\nenvironment: {build: maybe}", "expected true or false, found 'maybe'"),
         ("hosts: [h1]", "hosts: [h1]\nwork_dir: runs", "work_dir: 'runs' is relative"),
+        ("hosts: [h1]", "hosts: [h1]\nexamined: {wan.upp: 1 B}", "s.yaml:4:11: examined: there is no wan.upp; this"),
+        ("hosts: [h1]", "hosts: [h1]\nexamined: {wan.up: 1}", "examined.wan.up: expected text, found the number 1"),
+        (
+            "hosts: [h1]",
+            "hosts: [h1]\nexamined: {wan.up: fast}",
+            "examined: 'fast' is no value of wan.up; this section",
+        ),
+        ("hosts: [h1]", "hosts: [h1]\nexamined: {network.bandwidth: 1 B}", "examined: there is no network.bandwidth"),
         ("hosts: [h1]", "hosts: [h1]\nname: b", "s.yaml:4:1: duplicate key 'name': lines 1 and 4"),
         (
             "hosts: [h1]",

@@ -48,6 +48,26 @@ def test_without_a_command_model_data_and_optimizer_are_missing(tmp_path: Path) 
     assert fault(tmp_path, "").startswith(f"{tmp_path}/r.yaml:1:1: model: key 'model' is missing")
 
 
+def test_a_script_without_sequences_leaves_them_out_and_counts_samples(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("name: own\ntraining: {steps: 5, batch: 2}\nworker: {command: python -m x}\n")
+    assert load_recipe(tmp_path / "r.yaml").value.training.sequence == 1
+
+
+def test_the_built_in_training_needs_sequences(tmp_path: Path) -> None:
+    needed = "model: {kind: dense, layers: 1, width: 8, heads: 1, hidden: 8}\ndata: {paths: [python-stdlib]}\n"
+    for training, message in (
+        ("{steps: 5, batch: 2, optimizer: {lr: 1}}", "r.yaml:1:11: training.sequence: key 'sequence' is missing"),
+        (
+            "{sequence: 1, steps: 5, batch: 2, optimizer: {lr: 1}}",
+            "r.yaml:1:22: training.sequence: at least 2: a token",
+        ),
+    ):
+        (tmp_path / "r.yaml").write_text(f"training: {training}\nname: own\n{needed}")
+        with pytest.raises(ConfigError) as caught:
+            load_recipe(tmp_path / "r.yaml")
+        assert message in caught.value.message
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

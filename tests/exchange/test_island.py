@@ -557,8 +557,11 @@ def test_checkpoints_of_something_else_are_refused(relay: MemoryRelay, start: St
     tensors = one.island.state_dict()
     with pytest.raises(CheckpointError, match="cell 0, not 1"):
         start(relay, 1).island.load_state_dict(tensors)
-    with pytest.raises(CheckpointError, match="of another model, or divided into other fragments"):
+    with pytest.raises(CheckpointError, match=r"another exchange: exchange\.chunk: 256 then, 300 now"):
         start(relay, 0, toy_settings(chunk=300)).island.load_state_dict(tensors)
+    larger = toy_parameters() | {"more": torch.nn.Parameter(torch.ones(3))}
+    with pytest.raises(CheckpointError, match="of another model"):
+        start(relay, 0, parameters=larger).island.load_state_dict(tensors)
     with pytest.raises(CheckpointError, match=r"lacks 'momentum\.1\.0'"):
         one.island.load_state_dict({k: v for k, v in tensors.items() if k != "momentum.1.0"})
     with pytest.raises(CheckpointError, match=r"'anchor\.0\.0' has shape"):

@@ -17,6 +17,7 @@ from torch.nn import functional
 from islandctl.config.exchange import Outer
 from islandctl.exchange import courier, follower
 from islandctl.exchange.codecs import decode
+from islandctl.exchange.ranks import Ranks
 from islandctl.ledger.packet import unpack
 from tests.exchange.toy import Cell, MemoryRelay, same, together, toy_settings, wait_for
 
@@ -154,7 +155,12 @@ def test_a_rejoin_is_of_the_usual_size_and_unlearns_nothing(
     assert (int(dropped) > 0) == (away is not killed)  # what a dead life had trained, nobody counts
 
 
-def test_a_rejoin_while_the_others_go_on_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_rejoin_while_the_others_go_on_is_told_once(
+    leads: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the cell's first rank; the others say nothing."""
+    monkeypatch.setattr(Ranks, "leads", property(lambda ranks: leads))
     caplog.set_level("INFO")
     left, walked, back, steps = 4, 8, 12, 84
     relay = MemoryRelay(2, 2)
@@ -179,5 +185,5 @@ def test_a_rejoin_while_the_others_go_on_is_told_once(caplog: pytest.LogCaptureF
     for cell in (one, again):
         cell.island.close()
     assert same(one.values(), again.values())
-    assert caplog.text.count("rejoined at step") == 1
-    assert "the others had gone on; took over" in caplog.text
+    assert caplog.text.count("rejoined at step") == int(leads)
+    assert ("the others had gone on; took over" in caplog.text) == leads

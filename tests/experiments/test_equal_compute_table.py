@@ -117,6 +117,21 @@ def test_the_command_tries_settings(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert command.parse(settings).told() == told["settings"]
 
 
+def test_the_table_of_ones_own_seeds_and_text_can_be_written_again(tmp_path: Path) -> None:
+    own = ["--seeds", "7,8", "--text", "/texts"]
+    arm = other(ARMS[0], "/texts", (7, 8))
+    for run in arm.runs(arm.rates[0]):
+        Cache(tmp_path / "equal_compute").put(
+            run, {"bits_per_byte": 2.5, "bytes_up_per_cell": 0.0, "bytes_joint_per_cell": 0.0}
+        )
+    told = {}
+    for words in ([], own):
+        assert command.main(["--results", str(tmp_path), "table", *words]) == 0
+        told[len(words)] = json.loads((tmp_path / "equal_compute.json").read_text())["arms"]
+    assert told[0] == {}
+    assert told[len(own)][arm.name]["bits_per_byte"]["mean"] == 2.5
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -17,6 +17,7 @@ import pytest
 
 from islandctl.fleet import node, supervisor
 from islandctl.fleet.job import RestartPolicy, Watchdog
+from tests.disk import fill, mounted, needs_mount
 
 from .kept import FOREVER, HOST, SCRIPT, Kept, until
 
@@ -33,9 +34,25 @@ def ended(rank: int, code: int, at: float = 5.0) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("code", "ranks", "signalled", "said", "kind", "cause", "rank"),
     [
-        (3, None, None, {}, "crash", "exit code 3", None),
-        (-11, None, None, {}, "crash", "killed by signal 11 (SIGSEGV)", None),
-        (137, None, None, {}, "crash", "exit code 137, which is how a shell tells signal 9 (SIGKILL)", None),
+        (3, None, None, {}, "crash", "torchrun (process 69): exit code 3", None),
+        (
+            -11,
+            None,
+            None,
+            {},
+            "crash",
+            "torchrun (process 69): killed by signal 11 (SIGSEGV); its 4 ranks were stopped by us",
+            None,
+        ),
+        (
+            137,
+            None,
+            None,
+            {},
+            "crash",
+            "torchrun (process 69): exit code 137, which is how a shell tells signal 9 (SIGKILL)",
+            None,
+        ),
         (
             1,
             [ended(0, 1), ended(3, -6), ended(2, -9)],
@@ -77,7 +94,15 @@ def ended(rank: int, code: int, at: float = 5.0) -> dict[str, Any]:
         (1, [], 15, {}, "preempted", "ended by signal 15 (SIGTERM) from outside", None),
         (-15, None, None, {}, "preempted", "ended by signal 15 (SIGTERM) from outside", None),
         (0, None, None, {"outcome": "stopped", "retry": True, "reason": "by a signal"}, "preempted", "by a", None),
-        (-9, None, None, {"outcome": "stopped", "retry": True, "reason": "by a signal"}, "crash", "killed by", None),
+        (
+            -9,
+            None,
+            None,
+            {"outcome": "stopped", "retry": True, "reason": "by a signal"},
+            "crash",
+            "torchrun (process 69): ki",
+            None,
+        ),
     ],
 )
 def test_a_word_and_a_cause(
@@ -95,9 +120,62 @@ def test_a_word_and_a_cause(
     (tmp_path / "job.json").write_text(json.dumps(job))
     if ranks is not None:
         told.write_text(json.dumps({"ranks": ranks, "signal": signalled}))
-    why = supervisor.Supervisor(str(tmp_path))._why(code, said)
+    kept = supervisor.Supervisor(str(tmp_path))
+    kept.pid = 69
+    why = kept._why(code, said)
     assert (why["kind"], why["rank"]) == (kind, rank)
     assert why["cause"].startswith(cause)
+
+
+@pytest.mark.parametrize(
+    ("job", "code", "cause"),
+    [
+        ({}, -9, "killed by signal 9 (SIGKILL)"),
+        ({"ranks": [0]}, -9, "killed by signal 9 (SIGKILL)"),
+        ({"ranks": [0, 1], "ranks_ended": "r", "setup": ["module load x"]}, 3, "exit code 3"),
+        ({"ranks": [0, 1], "ranks_ended": "r", "setup": ["x"]}, -9, "torchrun (process 0): killed by signal 9"),
+    ],
+)
+def test_torchrun_is_named_only_where_it_was_torchrun(
+    tmp_path: Path, job: dict[str, Any], code: int, cause: str
+) -> None:
+    (tmp_path / "job.json").write_text(json.dumps({"name": "n", "mark": "m", "argv": ["x"], **job}))
+    assert supervisor.Supervisor(str(tmp_path))._why(code, {})["cause"].startswith(cause)
+
+
+def test_a_killed_torchrun_is_named_where_its_restart_is_told(kept: Kept) -> None:
+    program = f"import os\nif os.environ['ISLANDCTL_LIFE'].endswith('.0'): os.kill(os.getpid(), 9)\n{FOREVER}"
+    kept.start(program, ranks=(0, 1), ranks_ended=str(kept.root / "ranks.json"))
+    kept.written("ready")
+    assert re.fullmatch(
+        r"crash: torchrun \(process \d+\): killed by signal 9 \(SIGKILL\); its 2 ranks were stopped by us",
+        kept.state.last_end,
+    )
+    assert f"islandctl: {kept.state.last_end}; restart 1 in" in kept.log
+    assert node.stop(HOST, kept.folder.as_posix(), 20).outcome == "stopped"
+
+
+def test_a_child_that_is_the_only_rank_ends_as_that_rank(tmp_path: Path) -> None:
+    job = {"name": "n", "mark": "m", "argv": ["x"], "ranks": [0]}
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    keeper = supervisor.Supervisor(str(tmp_path))
+    why = keeper._why(-9, {})
+    assert (why["cause"], why["signal"], why["rank"]) == ("killed by signal 9 (SIGKILL)", 9, 0)
+    keeper.trouble = "cannot start x: No such file or directory"
+    assert keeper._why(127, {})["rank"] is None
+
+
+@needs_mount
+def test_no_word_where_the_disk_is_full(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", 1 << 20) as folder:
+        (folder / "job.json").write_text(json.dumps({"name": "n", "mark": "m", "argv": ["x"]}))
+        kept = supervisor.Supervisor(str(folder))
+        assert kept._why(1, {})["cause"] == "exit code 1"
+        filler = fill(folder)
+        assert kept._why(1, {})["cause"] == f"exit code 1; it left no word: the disk of {folder} is full"
+        said = {"outcome": "failed", "reason": "RuntimeError: x", "rank": 0}
+        assert kept._why(1, said)["cause"] == "RuntimeError: x"
+        filler.unlink()
 
 
 def test_out_of_memory_twice_at_the_same_step_is_final(kept: Kept) -> None:

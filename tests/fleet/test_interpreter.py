@@ -22,8 +22,8 @@ NOISE = "import sys; sys.stdout.write('hello from .bashrc\\n'); sys.stdout.flush
 class Piped:
     """A stream to a process that is begun as a login shell would."""
 
-    def __init__(self) -> None:
-        argv = [sys.executable, "-I", "-S", "-c", NOISE + wire.BOOT]
+    def __init__(self, noise: str = NOISE) -> None:
+        argv = [sys.executable, "-I", "-S", "-c", noise + wire.BOOT]
         self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -39,6 +39,18 @@ class Piped:
     def close(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()
+
+
+TICKING = """
+import os, time
+parent = os.getpid()
+if not os.fork():
+    while os.getppid() == parent:
+        os.write(1, b"tick\\n\\xff")
+        time.sleep(0.001)
+    os._exit(0)
+"""
+"""What a file of the login shell may leave running."""
 
 
 @pytest.fixture
@@ -104,3 +116,27 @@ def test_it_gives_way_when_nothing_is_asked(piped: Piped) -> None:
     python.close_if_idle()
     assert piped.process.wait(20) == 0
     assert not python.alive
+
+
+def test_what_prints_all_the_time_is_passed_over() -> None:
+    stream = Piped(TICKING)
+    try:
+        python = Interpreter(stream)
+        for number in range(200):
+            answer = python.call("def main(args, payload): return args['number']", {"number": number}, b"", 60.0)
+            assert answer == {"result": number}
+    finally:
+        stream.process.kill()
+        stream.process.communicate()
+
+
+def test_an_answer_that_something_else_printed_into_is_told_as_such(piped: Piped) -> None:
+    python = Interpreter(piped)
+    spoil = """
+import os
+def main(args, payload):
+    with open("/proc/%d/fd/1" % os.getppid(), "wb", buffering=0) as out:
+        out.write(args["marker"].encode() + b"7 1000\\n" + b"x" * 1000)
+"""
+    with pytest.raises(Gone, match="mixed with what something else prints there"):
+        python.call(spoil, {"marker": python._marker.decode()}, b"", 60.0)

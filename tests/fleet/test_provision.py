@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -21,8 +22,8 @@ from typing import Any
 import pytest
 
 from islandctl.config.site import SiteProfile
-from islandctl.errors import PreflightError
-from islandctl.fleet import environment, needs, node_store, provision
+from islandctl.errors import ConfigError, PreflightError
+from islandctl.fleet import environment, lock, needs, node_store, provision
 from islandctl.fleet.bundle import Bundle, make_bundle
 from islandctl.fleet.connect import connect, this_machine
 from islandctl.fleet.needs import SOAP_REQUIREMENT, worker_needs
@@ -224,6 +225,34 @@ def test_a_torch_that_is_too_old(package: Path, tmp_path: Path) -> None:
     python = fake(tmp_path / "old", "3.12.1", "2.9.1+cu128")
     with pytest.raises(PreflightError, match=r"torch \(version 2\.9\.1\+cu128 is too old\)"):
         prepare(LOCAL, site(tmp_path, python=str(python)), make_bundle(package))
+
+
+def test_packages_are_imported_once_until_something_changes(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(needs, "WORKER_IMPORTS", (("torch", (2, 10)),))
+    folder, imports = tmp_path / "packages", tmp_path / "imports"
+    python = fake(folder, "3.12.1", "2.13.0")
+    with open(folder / "torch.py", "a") as module:
+        module.write(f"with open({str(imports)!r}, 'a') as file:\n    file.write('x')\n")
+    with open(folder / "sitecustomize.py", "a") as module:
+        module.write("import os\nplatform.node = lambda: os.environ.get('NODE', 'first')\n")
+
+    def count(*setup: str) -> int:
+        profile = site(tmp_path, python=str(python), setup=setup)
+        assert prepare(LOCAL, profile, make_bundle(package)).python == sys.executable
+        return len(imports.read_text())
+
+    assert [count(), count()] == [1, 1]
+    assert [count("export NODE=second"), count("export NODE=second")] == [2, 2]
+    assert count("export LD_LIBRARY_PATH=/elsewhere") == 3
+    (folder / "other.py").touch()
+    assert [count(), count()] == [4, 4]
+    (folder / "other.py").write_text("raise ImportError('libtorch.so: not found')\n")
+    (folder / "other.py").rename(folder / "torch.py")
+    for _ in range(2):
+        with pytest.raises(PreflightError, match=r"lacks what a worker needs: torch \(libtorch.so: not found\)"):
+            count()
 
 
 @pytest.mark.usefixtures("light")
@@ -440,6 +469,108 @@ def test_an_environment_is_built_once_and_a_half_built_one_never_used(
     assert prepare(LOCAL, profile, bundle, messages.append) == first
     assert not (env / "half").exists()
     assert messages[-1].endswith("built")
+
+
+def a_lock(tmp_path: Path, wheels: Path, *, sha256: str | None = None) -> str:
+    """As ``pip-compile --generate-hashes`` writes it."""
+    (wheel,) = wheels.iterdir()
+    told = sha256 or hashlib.sha256(wheel.read_bytes()).hexdigest()
+    path = tmp_path / "lock.txt"
+    path.write_text(f"# made by hand\nislandctl-test-wheel==1.0 \\\n    --hash=sha256:{told}\n    # via nobody\n")
+    return str(path)
+
+
+@pytest.mark.slow
+def test_a_lock_is_installed_on_a_node_and_nothing_else(
+    server: Sshd, package: Path, wheels: Path, tmp_path: Path
+) -> None:
+    """Over SSH into a real environment, from wheels of this machine, each with the hash that the lock tells."""
+    own = {"build": True, "packages": ("never-asked-for",), "python": sys.executable}
+    settings = {**own, "wheels": str(wheels), "lock": a_lock(tmp_path, wheels)}
+    ssh = server.site().ssh.model_dump(exclude_unset=True)
+    profile = site_profile("east", [server.host], ssh, f"{tmp_path}/far work", environment=settings)
+    host = connect(profile, server.host, known_hosts=tmp_path / "kh", on_message=print)
+    messages = list[str]()
+    try:
+        ready = prepare(host, profile, make_bundle(package), messages.append)
+        assert ready.python.startswith(f"{tmp_path}/far work/env/")
+        done = subprocess.run(
+            [ready.python, "-m", "pip", "list", "--format=json"], capture_output=True, check=True, timeout=60
+        )
+        there = {one["name"]: one["version"] for one in json.loads(done.stdout)}
+        assert there.keys() - {"pip", "setuptools"} == {"islandctl-test-wheel"}
+        assert there["islandctl-test-wheel"] == "1.0"
+        messages.clear()
+        assert prepare(host, profile, make_bundle(package), messages.append) == ready
+        assert messages == []
+        a_lock(tmp_path, wheels, sha256="5" * 64)
+        with pytest.raises(PreflightError) as caught:
+            prepare(host, profile, make_bundle(package))
+    finally:
+        host.close()
+    told, hint = caught.value.message, caught.value.hint
+    assert told.startswith(
+        f"{host.label}: islandctl-test-wheel==1.0 is not the file of environment.lock: its hash is "
+    )
+    assert told.endswith(f"…, not {'5' * 16}…")
+    assert "\n" not in told + hint
+    assert "write environment.lock anew" in hint
+    assert len(list((tmp_path / "far work" / "env").glob("*/complete.json"))) == 1
+    assert list((tmp_path / "far work" / "env").glob("*.wheels")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "told", "hint"),
+    [
+        ("# nothing", "not fit: islandctl_test_wheel (No module named", "add what is missing to environment.lock"),
+        ("no-such-thing==1.0", "No matching distribution found for no-such-thing==1.0", "environment.wheels"),
+    ],
+)
+def test_a_lock_that_is_wrong_is_told_as_such(
+    package: Path, wheels: Path, tmp_path: Path, text: str, told: str, hint: str
+) -> None:
+    (tmp_path / "lock.txt").write_text(text)
+    own = {"build": True, "python": sys.executable, "wheels": str(wheels), "lock": str(tmp_path / "lock.txt")}
+    with pytest.raises(PreflightError) as caught:
+        prepare(LOCAL, site(tmp_path, **own), make_bundle(package))
+    assert told in caught.value.message
+    assert "\n" not in caught.value.message
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "told", "hint"),
+    [
+        (f"a==1 \\\n  --hash=sha256:{'0' * 64}\n# b\nb==2  # two", 4, "'b==2' has no hash", "all lines or in none"),
+        ("a==1\nb @ file:///croot/b_169/work", 2, "is a file of this machine", "pip list --format=freeze"),
+        ("-r more.txt", 1, "is a file of this machine", "NAME==VERSION"),
+        ("-e .", 1, "is a file of this machine", "NAME==VERSION"),
+        ("./b-1-py3-none-any.whl", 1, "is a file of this machine", "environment.wheels"),
+    ],
+)
+def test_a_lock_that_no_node_could_use_is_refused_at_its_line(
+    tmp_path: Path, text: str, line: int, told: str, hint: str
+) -> None:
+    (tmp_path / "lock.txt").write_text(text)
+    profile = site(tmp_path, build=True, lock=str(tmp_path / "lock.txt"))
+    with pytest.raises(ConfigError) as caught:
+        environment.check_files(profile, "lock")
+    assert caught.value.message.startswith(f"environment.lock: {tmp_path}/lock.txt:{line}: ")
+    assert told in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_a_lock_as_tools_write_it_is_taken_as_it_is(tmp_path: Path) -> None:
+    text = (
+        "--index-url https://index.example/simple\n# via pip-compile\n"
+        f"a==1 \\\n    --hash=sha256:{'0' * 64} \\\n    --hash=sha256:{'1' * 64}\n    # via b\n"
+        f"b @ https://index.example/b.whl#sha256={'2' * 64} --hash=sha256:{'2' * 64}\n"
+        f"c==3 ; sys_platform == 'linux' --hash=sha256:{'3' * 64}\n"
+    )
+    for written in (text, "-e git+https://code.example/d@v1#egg=d\na==1\n"):
+        (tmp_path / "lock.txt").write_text(written)
+        assert lock.read(str(tmp_path / "lock.txt")) == written.splitlines()
 
 
 @pytest.mark.slow

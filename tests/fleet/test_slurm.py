@@ -37,6 +37,7 @@ def test_two_nodes_meet_where_both_have_reached(tmp_path: Path, slurm: Cluster) 
         cell.start(20)
     last = cell.until(ended)
     assert [state.outcome for state in last] == ["finished", "finished"]
+    assert {state.node for state in last} == {"n1", "n2"}
     (first,), (second,) = ([line.split()[3:] for line in cell.log(node)] for node in (0, 1))
     assert "None" not in first + second
     assert first[1] == second[1]
@@ -50,6 +51,7 @@ def test_a_life_in_the_queue(tmp_path: Path, slurm: Cluster) -> None:
     cell.start(10)
     (held,) = cell.until(pending)
     assert held.reason == f"job {cell.job}: JobHeldUser: held; scontrol release {cell.job} lets it go"
+    assert held.node == ""
     assert cell.scheduler.left(cell.host, cell.mark, end=False) == [f"Slurm's job {cell.job} (PENDING)"]
     cell.stop()
     (stopped,) = cell.states()
@@ -66,6 +68,7 @@ def test_a_life_in_the_queue(tmp_path: Path, slurm: Cluster) -> None:
     os.kill(state.supervisor_pid, signal.SIGKILL)  # the job has its tasks begin again, in the same nodes
     (back,) = cell.until(lambda seen: running(seen) and seen[0].supervisor_pid != state.supervisor_pid)
     assert back.restarts == state.restarts
+    assert back.node == state.node != ""
     assert "slurm_node" in Path(f"/proc/{back.supervisor_pid}/cmdline").read_text()
     cell.until(lambda _: len(cell.log()) > 1)
     slurm.run("scancel", cell.job)
@@ -109,11 +112,31 @@ def test_a_life_in_the_queue(tmp_path: Path, slurm: Cluster) -> None:
     assert "/nowhere/python" in failed.reason
 
 
-def doctor_asks(cell: Cell) -> Verdict:
+def test_a_job_that_slurm_cannot_end_is_waited_for_once(
+    tmp_path: Path, slurm: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = Cell(tmp_path, slurm, "stuck", partition="apart")
+    (cell.folder / "hold").touch()
+    cell.start(1)
+    cell.until(lambda seen: running(seen) and (cell.folder / "metrics.jsonl").exists())
+    (daemon,) = (one for one in slurm._daemons if one.args[-1] == "n3")  # type: ignore[index]
+    os.kill(daemon.pid, signal.SIGSTOP)
+    try:
+        monkeypatch.setattr("islandctl.fleet.slurm.GONE_S", 1.0)
+        with pytest.raises(UnreachableError, match=rf"job {cell.job} on n3 is COMPLETING still, 1 s after scancel"):
+            cell.stop()
+        monkeypatch.setattr("islandctl.fleet.slurm.GONE_S", 3600.0)
+        assert cell.scheduler.left(cell.host, cell.mark, end=True) == [f"Slurm's job {cell.job} (COMPLETING) n3"]
+    finally:
+        os.kill(daemon.pid, signal.SIGCONT)
+    cell.until(lambda _: cell.scheduler.left(cell.host, cell.mark, end=False) == [])
+
+
+def doctor_asks(cell: Cell) -> list[Verdict]:
     site = cell.scheduler._site  # type: ignore[attr-defined]
-    verdict = SlurmJob().look(Node(site=site, name="login", ranks=1, open=lambda: cell.host))
-    assert isinstance(verdict, Verdict)
-    return verdict
+    verdicts = SlurmJob().look(Node(site=site, name="login", ranks=1, open=lambda: cell.host, kind="login"))
+    assert not isinstance(verdicts, Verdict)
+    return list(verdicts)
 
 
 def test_what_slurm_refuses_and_when_it_is_silent(tmp_path: Path, slurm: Cluster) -> None:
@@ -130,13 +153,20 @@ def test_what_slurm_refuses_and_when_it_is_silent(tmp_path: Path, slurm: Cluster
     deaf = scheduler_of(profile)
     with pytest.raises(PreflightError, match=r"Slurm's commands are not there: .*sbatch: not found"):
         deaf.present(silent.host)
-    with pytest.raises(PreflightError, match="invalid partition"):
-        doctor_asks(nowhere)
-    fine = doctor_asks(silent)
+    (refused,) = doctor_asks(nowhere)
+    assert refused.level == "fail"
+    assert "invalid partition" in refused.text
+    nodes, fine = doctor_asks(silent)
+    assert (nodes.level, nodes.text) == ("ok", "low: 2 of 2 nodes can be used")
     assert fine.level == "ok"
     assert re.fullmatch(r"slurm\S* \d+\.\S+: Job \d+ to start at .*", fine.text)
     with pytest.raises(UnreachableError, match="squeue: not found"):
         deaf.start(silent.seats, silent.jobs(1))
+    slurm.run("scontrol", "update", "nodename=n2", "state=drain", "reason=bad GPU | 3")
+    (drained,) = doctor_asks(silent)[:-1]
+    slurm.run("scontrol", "update", "nodename=n2", "state=resume")
+    assert (drained.level, drained.place) == ("warn", "west/n2")
+    assert drained.text.startswith("drained: bad GPU | 3 (root")
     silent.start(1)
     with pytest.raises(UnreachableError, match=r"Slurm does not answer: .*squeue: not found"):
         deaf.left(silent.host, silent.mark, end=True)

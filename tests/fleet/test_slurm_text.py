@@ -10,8 +10,19 @@ import pytest
 from islandctl.fleet.job import SupervisorState
 from islandctl.fleet.slurm_batch import parse_state
 from islandctl.fleet.slurm_login import submitted
-from islandctl.fleet.slurm_text import Job, job_id, newest, parse_sacct, parse_scontrol, parse_squeue, state_name
-from islandctl.fleet.slurm_verdict import fresh, judge
+from islandctl.fleet.slurm_text import (
+    Job,
+    job_id,
+    longest,
+    newest,
+    parse_sacct,
+    parse_scontrol,
+    parse_sinfo,
+    parse_squeue,
+    state_name,
+    time_limit,
+)
+from islandctl.fleet.slurm_verdict import fresh, hopeless, judge
 
 OUTPUTS = Path(__file__).parent / "slurm_outputs"
 NAME = "demo.0123456789abcdef.oslo"
@@ -177,3 +188,42 @@ def test_a_job_that_ended_without_our_record() -> None:
     assert verdict(STALE, None)[0] == "lost"
     assert "is not known to Slurm any more" in verdict(STALE, None)[2]
     assert verdict(STALE, Job("12", "COMPLETED"))[0] == "lost"
+
+
+def test_sinfo() -> None:
+    nodes = parse_sinfo(output("22.05", "sinfo"))
+    assert [(node.name, node.partition, node.usual, node.fit) for node in nodes] == [
+        ("n1", "low", True, True),
+        ("n1", "high", False, True),
+        ("n2", "low", True, False),
+        ("n2", "high", False, False),
+        ("n3", "apart", False, True),
+    ]
+    assert nodes[2].reason == "bad GPU | 3 (root, 2030-12-01T02:35:11)"
+    assert longest(nodes) is None
+    later = {node.name: node for node in parse_sinfo(output("24.05", "sinfo"))}
+    assert [name for name, node in later.items() if node.fit] == ["gpu01", "gpu02", "gpu05"]
+    assert (later["gpu03"].state, later["gpu03"].answers) == ("down", False)
+    assert [later[name].open for name in ("gpu01", "gpu05")] == [True, False]
+    assert longest(list(later.values())) == 86400.0
+    assert parse_sinfo("") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("30:00", 1800.0), ("2:00:00", 7200.0), ("1-12:00:00", 129600.0), ("infinite", None)]
+)
+def test_time_limit(text: str, seconds: float | None) -> None:
+    assert time_limit(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "never"),
+    [
+        ("PENDING", "Resources", False),
+        ("PENDING", "PartitionNodeLimit", True),
+        ("PENDING", "BadConstraints", True),
+        ("RUNNING", "PartitionNodeLimit", False),
+    ],
+)
+def test_what_will_never_start(state: str, reason: str, never: bool) -> None:
+    assert hopeless(Job("1", state, reason)) is never

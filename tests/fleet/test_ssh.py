@@ -299,7 +299,7 @@ def test_a_server_that_hangs_is_given_up(sshd: Start, tmp_path: Path, monkeypatc
 @pytest.mark.slow
 def test_an_account_without_a_shell(sshd: Start) -> None:
     error = refused(PreflightError, sshd(login_shell="/usr/sbin/nologin"))
-    assert "python gave no answer (exit code 1): This account is currently not available." in error.message
+    assert "python3 gave no answer (exit code 1): This account is currently not available." in error.message
 
 
 def test_a_server_that_wants_more_than_a_key(sshd: Start) -> None:

@@ -23,8 +23,9 @@ from islandctl.errors import IslandError, PreflightError, UnreachableError
 from islandctl.fleet import ssh_host, wire
 from islandctl.fleet.connect import connect
 from islandctl.fleet.host import Host
+from islandctl.fleet.scheduler import PlainHosts, Seat
 from tests.fleet.reaching import Start, hello, reach
-from tests.sshd import SHELLS, Sshd
+from tests.sshd import SHELLS, Sshd, namespaces_work
 
 # Commands
 
@@ -177,10 +178,101 @@ def test_no_python_names_the_path_seen(sshd: Start) -> None:
     server = sshd(path="/nowhere")
     host = reach(server)
     with pytest.raises(
-        PreflightError, match=rf"east/{server.host}: there is no python3 \(PATH there: /nowhere\)"
+        PreflightError, match=rf"east/{server.host}: cannot run python3: .* not found \(PATH there: /nowhere\)"
     ) as caught:
         hello(host)
     assert "environment.python" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("exec sh", "the login shell there does not run the command that it is given: sh: "),
+        ("read -r answer", "something on that host reads what is meant for python3"),
+    ],
+)
+def test_a_bashrc_that_takes_over_is_told_as_such(sshd: Start, line: str, words: str) -> None:
+    server = sshd()
+    (server.home / ".bashrc").write_text(line + "\n")
+    with pytest.raises(PreflightError) as caught:
+        hello(reach(server))
+    assert caught.value.message.startswith(f"east/{server.host}: {words}")
+    assert caught.value.hint
+
+
+@pytest.mark.slow
+def test_a_bashrc_that_swallows_everything_is_told_before_a_slow_python_would_be(sshd: Start) -> None:
+    server = sshd()
+    (server.home / ".bashrc").write_text("echo Welcome\nexec cat > /dev/null\n")
+    with pytest.raises(PreflightError) as caught:  # and not that Python gave no answer, a minute later
+        reach(server).python("def main(args, payload): return 42", {}, timeout_s=60)
+    assert caught.value.message == (
+        f"east/{server.host}: the login shell there does not run the command that it is given: no answer within 35 s"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("interpreter", ["python3", sys.executable])  # the one that stays, and one for a call
+def test_fish_in_a_bare_locale_finds_a_home_with_an_accent(sshd: Start, interpreter: str) -> None:
+    server = sshd(login_shell="fish -c", home="Hélène", variables={"LC_ALL": "C"})
+    source = "import os\ndef main(args, payload): return os.path.expanduser('~')"
+    host = reach(server)
+    try:
+        assert host.python(source, {}, timeout_s=60, interpreter=interpreter) == str(server.home)
+    finally:
+        host.close()
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("exec /opt/missing/python3 $@", "exec: /opt/missing/python3: not found"),
+        ("exit 3", "my python gave no answer (exit code 3): no output"),
+        ("exec python3 $*", "my python gave no answer (exit code 1): SyntaxError"),
+    ],
+)
+def test_a_broken_interpreter_is_named_with_what_it_says(sshd: Start, script: str, words: str) -> None:
+    server = sshd()
+    (server.home / "my python").write_text(f"#!/bin/sh\n{script}\n")
+    (server.home / "my python").chmod(0o755)
+    environment = server.site().environment.model_copy(update={"python": f"{server.home}/my python"})
+    site = server.site().model_copy(update={"environment": environment})
+    host = connect(site, server.host, known_hosts=server.folder / "kh", on_message=print)
+    try:
+        with pytest.raises(PreflightError) as caught:
+            host.python("def main(args, payload): return 42", {}, timeout_s=60)
+    finally:
+        host.close()
+    assert words in caught.value.message
+    assert "my python" in caught.value.message
+
+
+def test_a_bashrc_that_leaves_something_running_which_prints(sshd: Start) -> None:
+    server = sshd()
+    (server.home / ".bashrc").write_text("(for i in $(seq 100); do echo tick; sleep 0.02; done) &\n")
+    host = reach(server)
+    for _ in range(20):
+        assert hello(host) == b"hello\n"
+
+
+@pytest.mark.skipif(not namespaces_work(), reason="makes a network namespace, which only root may do")
+def test_nodes_without_a_way_out_meet_where_ssh_comes_in(sshd: Start) -> None:
+    server = sshd(namespace=True)
+    host = reach(server)
+    assert host.run(["ip", "route", "show", "default"], timeout_s=60.0).stdout == b""
+    seat = Seat(host=host, python="python3", code="", supervisor="", folder="", num_ranks=1)
+    assert PlainHosts().address(seat) == server.address
+    asked = {"do": "addresses", "setup": []}
+    told = host.python(wire.program("checks/on_node"), asked, timeout_s=60.0)
+    assert (told["routed"], told["came_in"]) == ([], [server.address])
+
+
+def test_no_more_processes_is_told_with_what_to_do(sshd: Start) -> None:
+    host = reach(sshd())
+    refused = "import os\ndef main(args, payload): raise BlockingIOError(11, os.strerror(11))"
+    with pytest.raises(PreflightError, match="Resource temporarily unavailable") as caught:
+        host.python(refused, {}, timeout_s=60)
+    assert "ulimit -u" in caught.value.hint
 
 
 def test_an_absolute_interpreter_is_used_from_the_first_command_on(sshd: Start) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -55,6 +57,17 @@ def test_a_flipped_bit_is_told_or_changes_the_whole_hash(bit: int) -> None:
     if bit // 8 >= len(PACKET) - 7:
         with pytest.raises(ExchangeError, match="damaged"):
             unpack(bytes(damaged))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [(b'"tokens":5', b'"tokens":-5', "tokens"), (b'"cell":0', b'"more":0', "cell, more"), (b'{"', b'"{', "no JSON")],
+)
+def test_what_is_wrong_in_a_header_is_named(old: bytes, new: bytes, told: str) -> None:
+    header = PACKET[10 : -len(b"payload")].replace(old, new, 1)
+    with pytest.raises(ExchangeError) as caught:
+        unpack(PACKET[:6] + struct.pack("<I", len(header)) + header + b"payload")
+    assert caught.value.message == f"damaged packet header: {told}"
 
 
 @given(st.binary(max_size=200))

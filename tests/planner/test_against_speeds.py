@@ -90,6 +90,19 @@ def test_a_node_s_accelerators_share_what_crosses_its_border(recipe: Any, site: 
     assert "the node's links" in words
 
 
+def test_the_bus_of_a_collective_is_what_the_traffic_is_reckoned_with(site: Any) -> None:
+    """NCCL's bus bandwidth over nodes is that of all of a node's adapters, until the links inside are narrower."""
+    loaded = site(network__bandwidth="400 Gbit/s")
+    known = accelerator(loaded)
+    assert speed.bus_bytes_per_s(loaded.value, known, 8) == pytest.approx(8 * 50e9)
+    assert speed.bus_bytes_per_s(loaded.value, known, 1) == pytest.approx(50e9)
+    wide = site(network__bandwidth="800 Gbit/s").value
+    assert speed.bus_bytes_per_s(wide, known, 8) == pytest.approx(450e9)
+    shared = site(network__bandwidth="400 Gbit/s", network__oversubscription=4).value
+    assert speed.bus_bytes_per_s(shared, known, 8) == pytest.approx(100e9)
+    assert speed.bus_bytes_per_s(site(network=None).value, known, 8) is None
+
+
 def test_an_unknown_network_is_said(recipe: Any, site: Any) -> None:
     plan = make_plan(recipe(exchange__mode="none"), [site(network=None)])
     (said,) = [one for one in plan.findings if "network.bandwidth not known" in one.text]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import subprocess
 import sys
@@ -81,8 +82,10 @@ def test_put_is_repeated_whole_until_there_is_room(connect: Callable[..., RelayC
             return httpx.Response(507, json={"error": "disk", "message": "disk full"})
         return httpx.Response(201, json={})
 
+    drawn = random.getstate()
     connect(handler).put(packet(0))
     assert bodies == [packet(0)] * 3
+    assert random.getstate() == drawn  # it is the training's, and in its checkpoints
 
 
 @pytest.mark.parametrize("code", ["exists", "closed", "stale", "halted"])

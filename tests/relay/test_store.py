@@ -50,6 +50,8 @@ def test_a_packet_and_the_ledger_survive_a_restart(tmp_path: Path) -> None:
     service = serve(store)
     assert put(store, service, packet(0)) is Welcome.SAME
     put(store, service, packet(1))
+    counted = [(cell.packets, cell.bytes_up) for cell in service.status().cells]
+    assert counted == [(0, 0), (1, len(packet(1)))]  # packets as bytes: since this start
     entries = store.entries(-1, 100)
     assert [entry.kind for entry in entries] == ["genesis", "commit"]
     verify(entries)

@@ -110,6 +110,23 @@ def test_an_end_that_a_look_has_seen_is_kept(
     assert look(after).state == known
 
 
+def test_a_rank_that_ended_before_its_log_began_has_its_last_lines_from_the_node_s(tmp_path: Path) -> None:
+    made = record(tmp_path)
+    ended(tmp_path, "failed", "rank 0 (process 7): exit code 1; 10 restarts without progress")
+    told = {"outcome": "failed", "reason": "exit code 1", "rank": 0, "code": 1, "kind": "crash"}
+    (tmp_path / "east" / "node-0" / "exit.json").write_text(json.dumps(told))
+    logs = tmp_path / "east" / "node-0" / "logs"
+    logs.mkdir()
+    (logs / "rank-0.log").write_text("2026-01-01 00:00:00,000 INFO step 20: of an earlier life\n")
+    report = (
+        "E0101 00:00:00.000 9 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1)\n=====\n"
+    )
+    (logs / "node-0.log").write_text(f"{report}Traceback\nImportError: libfar.so.1: no such file\n\n{report}")
+    culprit = look(made).culprit
+    assert culprit is not None
+    assert culprit.lines[-1] == "ImportError: libfar.so.1: no such file"
+
+
 def test_what_another_command_is_at_is_not_written_over(tmp_path: Path) -> None:
     made = record(tmp_path)
     ended(tmp_path, "finished", "")

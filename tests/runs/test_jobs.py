@@ -16,22 +16,32 @@ def test_a_cell_knows_its_place_and_nothing_secret() -> None:
     assert job.recipe == plan.recipe
 
 
-def test_one_node_needs_no_fixed_port() -> None:
+def test_an_only_rank_is_the_supervisors_own_child() -> None:
     record = make.record()
     job = worker_job(record, make.plan(), record.nodes[0], master=None)
-    assert job.argv[:4] == ("/env/bin/python", "-m", "islandctl.worker.recorded", "torch.distributed.run")
-    assert "--standalone" in job.argv
-    assert job.argv[-3:] == ("-m", "islandctl.worker", "/data/runs/demo/east")
+    assert job.argv == ("/env/bin/python", "-m", "islandctl.worker", "/data/runs/demo/east")
+    assert (job.ranks, job.ranks_ended) == ((0,), None)
     assert job.env["PYTHONPATH"] == "/code"
+    assert job.env["PYTHONDONTWRITEBYTECODE"] == "1"  # else a full disk leaves compiled files that were cut
     assert job.env["OMP_NUM_THREADS"] == "1"
     assert int(job.env["MALLOC_MMAP_THRESHOLD_"]) < int(job.env["MALLOC_TRIM_THRESHOLD_"])
-    assert float(job.env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) == job.stop_timeout_s
     assert job.outcome == "/data/runs/demo/east/outcome.json"
     assert job.mark == record.mark
 
 
+def test_one_node_needs_no_fixed_port() -> None:
+    record, plan = shared("cpu")
+    job = worker_job(record, plan, record.nodes[0], master=None)
+    assert job.argv[:4] == ("/env/bin/python", "-m", "islandctl.worker.recorded", "torch.distributed.run")
+    assert "--standalone" in job.argv
+    assert job.argv[-3:] == ("-m", "islandctl.worker", "/data/runs/demo/east")
+    assert (job.ranks, job.ranks_ended) == ((0, 1), job.env["ISLANDCTL_RANKS_ENDED"])
+    assert float(job.env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) == job.stop_timeout_s
+
+
 def test_several_nodes_meet_at_the_first() -> None:
     record = make.record()
+    record = record.model_copy(update={"cells": (queued(record.cells[0]), record.cells[1])})
     job = worker_job(record, make.plan(), record.nodes[0], master=("10.0.0.7", 29411), address="10.0.0.7")
     assert "--local-addr=10.0.0.7" in job.argv
     assert job.binds == (("10.0.0.7", 29411),)
@@ -39,7 +49,6 @@ def test_several_nodes_meet_at_the_first() -> None:
     assert "--master-port=29411" in job.argv
     assert "--node-rank=0" in job.argv
     assert "--standalone" not in job.argv
-    record = record.model_copy(update={"cells": (queued(record.cells[0]), record.cells[1])})
     job = worker_job(record, make.plan(), record.cells[0].nodes[1], master=None)  # they find out themselves
     assert job.argv[5:9] == ("--max-restarts=0", "--nnodes=2", "--node-rank=1", "-m")
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ import pytest
 from islandctl.config.paths import RunFolder
 from islandctl.errors import UnreachableError, UsageError
 from islandctl.relay.inprocess import InProcessRelay
+from islandctl.relay.messages import Heartbeat, RelayStatus
 from islandctl.runs import record as records
+from islandctl.runs import stop as stopping
 from islandctl.runs.record import CellRecord, KeptRecord, RunRecord
 from islandctl.runs.relay import make_secrets
 from islandctl.runs.remove import Removal, remove
-from islandctl.runs.stop import StopReport, stop, stop_unreadable
+from islandctl.runs.stop import Standstill, StopReport, has_trained, not_waited_for, stop, stop_unreadable
 
 from . import builders as make
 from .test_search import far_plan, far_record
@@ -103,6 +106,20 @@ def test_a_stop_of_a_failed_run_keeps_its_reason(tmp_path: Path) -> None:
     assert records.load("demo").reason == "failed: exit code 3"
 
 
+def test_a_cell_that_fails_at_its_last_step_during_a_stop_makes_the_run_a_failed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`status` reads the nodes' files and said so; the list of runs said that it was stopped."""
+    made = run_of(tmp_path, {"east": "stopped", "west": "failed"})
+    exits = Path(made.cells[1].nodes[0].folder) / "exit.json"
+    said = exits.read_text()
+    exits.unlink()
+    monkeypatch.setattr(stopping, "_together", lambda *_: exits.write_text(said))
+    stopped(made)
+    after = records.load("demo")
+    assert (after.phase, after.reason, after.last_known) == ("stopped", "failed: exit code 3", "failed")
+
+
 def test_a_finished_run_is_not_told_to_resume() -> None:
     lines = StopReport(run="demo", finished=True, checkpoint=40).lines
     assert lines == ["demo has finished", "newest joint checkpoint: step 40"]
@@ -119,6 +136,35 @@ def test_a_stop_after_the_budget_keeps_the_reason_and_hints_at_a_higher_one(tmp_
     assert records.load("demo").reason == "stopped by budget: 2 h of 2 h used"
     told = report.model_copy(update={"checkpoint": 40}).lines[-1]
     assert told == "newest joint checkpoint: step 40; islandctl resume demo --budget '…'"
+
+
+def test_a_run_in_which_nobody_has_trained_is_told_from_one_that_was_not_heard_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where the relay was started anew, and has heard of nobody yet."""
+    monkeypatch.setattr("islandctl.runs.stop.HEARTBEAT_S", 0.3)
+    office = InProcessRelay("demo", "c", make.CELLS, 1)
+    beat = Heartbeat(
+        attempt=1, cell=1, state="starting", step=0, steps=9, tokens=0, tokens_per_s=0.0, held_out_hash="", life="1"
+    )
+    assert not has_trained(office, 1)
+    office.transport(1).heartbeat(beat)
+    assert not has_trained(office, 1)
+    office.transport(1).heartbeat(beat.model_copy(update={"step": 3}))
+    assert not has_trained(office, 2)
+
+    class Slow:
+        """What it hears next comes after the first question."""
+
+        def __init__(self) -> None:
+            self.office = InProcessRelay("demo", "c", make.CELLS, 1)
+
+        def status(self) -> RelayStatus:
+            told = self.office.status()
+            self.office.transport(0).heartbeat(beat.model_copy(update={"cell": 0, "step": 1}))
+            return told
+
+    assert has_trained(Slow(), 1)
 
 
 def test_a_second_stop_finds_the_newest_checkpoint_in_the_relays_file(tmp_path: Path) -> None:
@@ -235,3 +281,48 @@ def test_a_run_whose_plan_is_lost_can_only_be_forgotten(tmp_path: Path) -> None:
     (unknown,) = removed(forget=True).unknown
     assert "all hosts but this machine" in unknown
     assert records.names() == []
+
+
+def test_whose_end_is_waited_for() -> None:
+    assert not_waited_for(make.running(restarts=3), 3) == ""
+    assert not_waited_for(make.running(restarts=4), 3) == ""  # somebody killed it as it saved: it does so again
+    again = make.running(state="backoff", restarts=5, last="exit code 1")
+    assert not_waited_for(again, 3) == "dies whenever it is started (exit code 1); its supervisor ends it now"
+    assert not_waited_for(make.ended("stopped"), 0) == "ended"
+    assert "not known" in not_waited_for(None, 0)  # nothing is concluded from silence
+
+
+def test_a_cell_that_does_not_run_is_not_waited_for_by_those_that_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Theirs would be the round's deadline, which can be beyond the stop's."""
+    monkeypatch.setattr("islandctl.runs.stop.STANDS_S", 0.2)
+    office = InProcessRelay("demo", "c", make.CELLS, 1)
+    beat = Heartbeat(
+        attempt=1, cell=0, state="waiting", step=3, steps=9, tokens=0, tokens_per_s=0.0, held_out_hash="", life="1"
+    )
+    told = office.status().model_copy(update={"rounds_open": 1})
+
+    class Says:
+        def __init__(self) -> None:
+            self.beats, self.open = {0: beat}, 1
+
+        def status(self) -> RelayStatus:
+            cells = [one.model_copy(update={"heartbeat": self.beats.get(one.cell)}) for one in told.cells]
+            return told.model_copy(update={"cells": tuple(cells), "rounds_open": self.open})
+
+    def lasts(says: Says, cells: set[int]) -> bool:
+        still = Standstill(says, cells)
+        looks = []
+        for _ in range(3):
+            looks.append(still.lasts())
+            time.sleep(0.25)
+        assert not looks[0]
+        return looks[-1]
+
+    says = Says()
+    assert lasts(says, {0})
+    assert not lasts(says, {0, 1})  # of the other nothing was heard
+    says.open = 0
+    assert not lasts(says, {0})  # its round is decided, and on its way
+    says.open, says.beats = 1, {0: beat, 1: beat.model_copy(update={"cell": 1, "state": "training"})}
+    assert not lasts(says, {0, 1})
+    assert lasts(says, {0})

@@ -8,7 +8,7 @@ import pytest
 
 from islandctl.config.pace import Pace
 from islandctl.relay.messages import CellStatus
-from islandctl.runs.cells import FRESH_S, SILENT_AFTER_S
+from islandctl.runs.cells import FRESH_S, SILENT_AFTER_S, told_by_relay
 from islandctl.runs.record import KeptRecord, RunRecord
 from islandctl.runs.status import Facts, Outcome, RunStatus
 from islandctl.runs.watch import combine
@@ -172,6 +172,17 @@ def test_a_rank_that_was_killed_is_told_before_those_that_lost_it() -> None:
     assert "data.limit_bytes" in view.hint
 
 
+def test_a_node_is_called_by_its_scheduler_s_name_once_that_is_known() -> None:
+    view = look(make.facts(make.node(0, make.running(node="gpu-0417")), make.node(1, make.running(state="pending"))))
+    assert view.cells[0].nodes[0].label == "east/gpu-0417"
+    assert view.cells[1].nodes[0].label == make.record().cells[1].nodes[0].label
+    failed = make.ended("failed", kind="crash", rank=0, reason="exit code 3", node="gpu-0417")
+    view = look(make.facts(make.node(0, failed)))
+    assert view.culprit is not None
+    assert view.culprit.node == "east/gpu-0417"
+    assert view.detail == "east, node east/gpu-0417, rank 0: exit code 3"
+
+
 def test_a_cell_that_was_taken_away_is_said_to_be_preempted() -> None:
     taken = make.ended("stopped", kind="preempted", reason="the supervisor got SIGTERM")
     view = look(make.facts(make.node(0, taken)))
@@ -188,6 +199,18 @@ def test_heartbeats_of_an_earlier_attempt_do_not_count() -> None:
     assert {cell.state for cell in view.cells} == {"starting"}
     assert view.cells[0].step is None
     assert view.state == "launching"
+
+
+def test_a_cell_that_went_away_before_its_first_step_is_where_the_attempt_began() -> None:
+    """Its workers told 0, since they were not restored yet, and now its files cannot be read either."""
+    beats = {cell: make.heartbeat(cell, attempt=2, step=0, tokens=0, state="starting") for cell in (0, 1)}
+    beats = {cell: beat.model_copy(update={"bits_per_byte": (), "loss": None}) for cell, beat in beats.items()}
+    status = make.relay(beats).model_copy(update={"joint_checkpoints": (make.joint(60),)})
+    view = look(make.facts(relay=status), make.record(attempt=2))
+    assert [(cell.step, cell.tokens) for cell in view.cells] == [(60, None), (60, None)]
+    assert view.step == 60
+    first = {cell: beat.model_copy(update={"attempt": 1}) for cell, beat in beats.items()}
+    assert look(make.facts(relay=make.relay(first))).cells[0].step == 0
 
 
 def test_a_silent_cell_is_said_to_be_silent() -> None:
@@ -298,6 +321,20 @@ def test_a_word_without_figures_gets_those_of_the_files() -> None:
     assert west.bits_per_byte[-1] == (40, 3.5)
     fresh = look(make.facts(west=back, relay=make.relay({0: make.heartbeat(0)})))
     assert (fresh.cells[1].state, fresh.cells[1].step, fresh.step) == ("restarting", 47, 40)
+
+
+@pytest.mark.parametrize("step", [0, 40])
+def test_a_cell_whose_file_has_steps_of_this_life_is_not_starting(step: int) -> None:
+    """The word comes every few seconds; what it says before the first step is over when the file has that step."""
+    filed = make.heartbeat(1, step=47, life="7.1", tokens_per_s=150.0)
+    word = make.heartbeat(1, state="starting", step=step, tokens_per_s=0.0, life="7.1")
+    west = make.node(1, make.running(supervisor_pid=7, restarts=1), heartbeat=filed)
+    view = look(make.facts(west=west, relay=make.relay({0: make.heartbeat(0), 1: word}))).cells[1]
+    assert (view.state, view.step, view.tokens_per_s, view.source) == ("training", 47, 150.0, "relay")
+    assert not told_by_relay(make.relay({1: word}), 1, 1), "else nobody would read the file"
+    older = west.model_copy(update={"heartbeat": filed.model_copy(update={"life": "7.0"})})
+    view = look(make.facts(west=older, relay=make.relay({0: make.heartbeat(0), 1: word}))).cells[1]
+    assert (view.state, view.step) == ("starting", 47)
 
 
 def test_a_command_at_work_is_told_and_none_is_hinted_at() -> None:

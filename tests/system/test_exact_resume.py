@@ -87,12 +87,12 @@ def test_workers_that_come_back_and_a_stop_are_exact(machine: Machine) -> None:
     started = machine.launch(60, "hurt", "--detach")
     assert started.returncode == 0, started.stderr
     machine.until_joint("hurt", 15)
-    kill(machine.workers("hurt", "east")[:1])
+    machine.kill("hurt", "torch.distributed.run", "/east")
     kill(machine.workers("hurt", "west"))
     machine.kill("hurt", "-m islandctl.relay")
     machine.until_joint("hurt", 30)
-    machine.kill("hurt", "torch.distributed.run", "/west")
-    back = machine.until("hurt", lambda seen: [cell["restarts"] for cell in seen["cells"]] == [1, 2])
+    kill(machine.workers("hurt", "east")[:1])
+    back = machine.until("hurt", lambda seen: [cell["restarts"] for cell in seen["cells"]] == [2, 1])
     told = r"crash: rank \d \(process \d+\): killed by signal 9 \(SIGKILL\); the other rank was stopped by us"
     assert re.fullmatch(told, back["cells"][0]["last_end"])
     assert back["cells"][1]["last_end"] == "crash: killed by signal 9 (SIGKILL)"

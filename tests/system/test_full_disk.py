@@ -44,3 +44,12 @@ def test_the_status_is_right_on_a_full_disk_and_after_a_restart_there(machine: M
     filler.unlink()
     machine.until_joint("full", failed_at)
     machine.until("full", lambda seen: seen["state"] in ("running", "waiting"))
+
+    # what starts on a full disk leaves nothing behind that would keep the next life from starting
+    fill(disk)
+    kill(machine.workers("full", "west"))
+    machine.until("full", lambda seen: seen["cells"][1]["restarts"] == 2)
+    machine.until("full", lambda seen: seen["cells"][1]["state"] in ("training", "waiting"))
+    stopped = machine.islandctl("stop", "full")
+    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+    assert not list((disk / "code").rglob("*.pyc"))

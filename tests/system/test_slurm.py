@@ -84,6 +84,8 @@ def test_a_run_waits_in_the_queue_is_preempted_and_goes_on(site: Site, limited: 
 
     slurm.run("scancel", blocker)
     machine.until_trained("queued", 5)
+    nodes = machine.status("queued")["cells"][1]["nodes"]
+    assert {node["label"] for node in nodes} == {"west/n1", "west/n2"}
     slurm.occupy(1)
     again = machine.until("queued", lambda seen: "was interrupted" in seen["cells"][1]["detail"])
     assert again["cells"][1]["state"] == "pending"

@@ -96,8 +96,6 @@ class Cell:
     def start(self) -> None:
         """Start the workers, as the supervisor would."""
         env = {**os.environ, "OMP_NUM_THREADS": "1", "ISLANDCTL_NODE_FOLDER": str(self.folder / "node-0")}
-        for name in ("RANK", "WORLD_SIZE"):
-            env.pop(name, None)
         if self.url:
             env["ISLANDCTL_RELAY_URL"] = self.url
         argv = [sys.executable, "-m", "islandctl.worker", str(self.folder), *self.script]

@@ -11,10 +11,11 @@ from islandctl.errors import (
     ConfigError,
     DivergenceError,
     ExchangeError,
+    NotFiniteError,
     RelayError,
     UnreachableError,
 )
-from islandctl.worker.outcome import NotFiniteError, Outcome, release_outcome, reserve_outcome, write_outcome
+from islandctl.worker.outcome import Outcome, release_outcome, reserve_outcome, write_outcome
 from tests.disk import fill, mounted, needs_mount
 
 

@@ -45,7 +45,7 @@ class Flaky:
 
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(module, "HEARTBEAT_S", 0.01)
 
 
 @pytest.fixture

@@ -13,14 +13,26 @@ from .rehearsal import Run
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
+JOINED = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+raise LookupError(f"rank {dist.get_rank()} of {dist.get_world_size()}")
+"""
+
+
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
+        (JOINED, "LookupError: rank 0 of 1"),
         ("import nowhere\n", "ModuleNotFoundError: No module named 'nowhere'"),
         ("print('done')\n", "train.py ended without islandctl.attach()"),
     ],
 )
-def test_a_faulty_script_is_told_in_one_line(tmp_path: Path, script: str, reason: str) -> None:
+def test_a_faulty_script_is_told_in_one_line(
+    tmp_path: Path, script: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("RANK", "5"), ("WORLD_SIZE", "8"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)  # of whoever has prepared the machine for something else
     path = tmp_path / "train.py"
     path.write_text(script)
     plan = {

@@ -149,6 +149,17 @@ def test_words_after_the_script_are_its_own(run: Run) -> None:
             UsageError,
             "'time' is noted already",
         ),
+        (
+            HEAD + "i = islandctl.attach(model, optimizer)\nfor _ in i.steps(): i.step(); break\ni.step()",
+            UsageError,
+            "outside of `for step in island.steps",
+        ),
+        (
+            HEAD + "i = islandctl.attach(model, optimizer)\nfor _ in i.steps(): i.step(loss=torch.ones(2))",
+            UsageError,
+            "loss must be a single number, not a Tensor",
+        ),
+        (HEAD + "islandctl.attach(model, [])", ConfigError, "'weight' is trained .requires_grad., but no optimizer"),
         ("import sys; sys.exit('no data')", RunError, r"train\.py: ended with 'no data'"),
         ("import sys; sys.exit(3)", RunError, "ended with 3"),
     ],

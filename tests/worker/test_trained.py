@@ -96,6 +96,40 @@ def test_several_optimizers_buffers_and_names_without_wrappers(tmp_path: Path) -
     assert again[0].state_dict()["state"].keys() == optimizers[0].state_dict()["state"].keys()
 
 
+def test_a_parameter_that_two_optimizers_step_keeps_the_state_of_both(tmp_path: Path) -> None:
+    """As an encoder that two objectives share."""
+
+    def made() -> tuple[nn.Module, list[torch.optim.Optimizer]]:
+        net = model()
+        shared, one, other = (list(net[number].parameters()) for number in (0, 2, 4))
+        return net, [
+            torch.optim.SGD([*shared, *one], lr=0.1, momentum=0.9),
+            torch.optim.SGD([*other, *shared], lr=0.05, momentum=0.5),
+        ]
+
+    def train(net: nn.Module, optimizers: list[torch.optim.Optimizer], step: int) -> None:
+        for number, each in enumerate(optimizers):
+            net.zero_grad()
+            one_step(net, each, number, step)
+
+    net, optimizers = made()
+    for step in range(3):
+        train(net, optimizers, step)
+    trained = Trained(net, optimizers, {})
+    first, second = (each.state[net[0].bias]["momentum_buffer"] for each in optimizers)
+    assert not torch.equal(first, second)
+    kept = trained.tensors()
+    assert torch.equal(kept["optimizer/0.bias/momentum_buffer"], first)
+    assert torch.equal(kept["optimizer/0.bias@1/momentum_buffer"], second)
+
+    other, again = made()
+    load(Trained(other, again, {}), tmp_path / "one", save(trained, tmp_path / "one"))
+    for step in range(3, 6):
+        train(net, optimizers, step)
+        train(other, again, step)
+    assert same(values(net), values(other))
+
+
 def test_the_random_states_are_set_when_the_loop_begins(tmp_path: Path) -> None:
     net = model()
     trained = Trained(net, torch.optim.SGD(net.parameters(), lr=0.1), {})

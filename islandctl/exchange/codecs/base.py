@@ -17,7 +17,7 @@ TILE = 131_072
 """Values that are worked on at a time: few enough that they and their scratch stay in a processor's cache."""
 
 
-class NotFiniteError(ValueError):
+class BadValueError(ValueError):
     """A value is NaN or infinite."""
 
 
@@ -27,7 +27,7 @@ class Writer(Protocol):
     def __call__(self, start: int, values: Floats) -> None:
         """Write ``values``, the payload's values from ``start`` on.
 
-        Tiles come in order and whole; only the last may be shorter. Raises ``NotFiniteError``.
+        Tiles come in order and whole; only the last may be shorter. Raises ``BadValueError``.
         """
 
 
@@ -54,7 +54,7 @@ class Codec(Protocol):
         """Of a payload of ``count`` values, into ``body``, which is all zeros and ``body_bytes`` long."""
 
     def read(self, body: Octets, out: Floats) -> None:
-        """Fill ``out`` from a body of the right length. Raises ``NotFiniteError``."""
+        """Fill ``out`` from a body of the right length. Raises ``BadValueError``."""
 
 
 def widen(halves: npt.NDArray[np.generic]) -> Floats:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from islandctl.config.codec import CodecName
-from islandctl.exchange.codecs.base import Floats, NotFiniteError, Octets, Writer, whole_blocks, widen
+from islandctl.exchange.codecs.base import BadValueError, Floats, Octets, Writer, whole_blocks, widen
 from islandctl.exchange.codecs.bits import Bits, Key
 
 LARGEST = np.float32(2.0**127)
@@ -51,7 +51,7 @@ class Grid:
         num_blocks = -(-len(out) // self.block)
         scales = widen(body[: 2 * num_blocks].view("<u2"))
         if not np.isfinite(scales * np.float32(self.levels)).all():
-            raise NotFiniteError("a scale is not finite")
+            raise BadValueError("a scale is not finite")
         codes = body[2 * num_blocks :]
         middle = np.float32(self.levels + 1)
         room = np.empty(min(self.tile, len(out)), dtype=np.float32)
@@ -108,7 +108,7 @@ class _GridWriter:
         largest_B: Floats = torch.amax(room.work_BN, dim=1).numpy()
         if not largest_B.max() <= LARGEST:
             if not np.isfinite(largest_B).all():
-                raise NotFiniteError("a value is not finite")
+                raise BadValueError("a value is not finite")
             values = np.clip(values, -LARGEST, LARGEST)
             np.minimum(largest_B, LARGEST, out=largest_B)
         scale_B = largest_B / self._levels

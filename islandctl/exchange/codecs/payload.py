@@ -11,7 +11,7 @@ from torch import Tensor
 
 from islandctl.config.codec import body_bytes
 from islandctl.errors import ExchangeError
-from islandctl.exchange.codecs.base import Codec, Floats, NotFiniteError, Octets, Writer
+from islandctl.exchange.codecs.base import BadValueError, Codec, Floats, Octets, Writer
 from islandctl.exchange.codecs.bits import Key
 from islandctl.exchange.codecs.grid import Grid
 from islandctl.exchange.codecs.registry import codec_numbered
@@ -39,7 +39,7 @@ def encode(codec: Codec, values: Tensor, key: Key) -> bytes:
     try:
         for start in range(0, len(array), codec.tile):
             write(start, array[start : start + codec.tile])
-    except NotFiniteError as error:
+    except BadValueError as error:
         raise _refusal(key) from error
     del write  # while it can still write, the buffer would give out a copy
     return buffer.getvalue()
@@ -78,7 +78,7 @@ def decode(payload: bytes | memoryview, out: Tensor | None = None) -> Tensor:
             _decode_there(codec, body, room)
         else:
             codec.read(body, room.numpy())
-    except NotFiniteError as error:
+    except BadValueError as error:
         raise ExchangeError(f"damaged {codec.name} payload: {error}") from error
     return out if room is out else out.copy_(room)
 
@@ -113,7 +113,7 @@ def _decode_there(codec: Codec, body: Octets, out: Tensor) -> None:
 
     decode_body(torch.from_numpy(body.copy()).to(out.device), codec.block, out)
     if not torch.isfinite(out).all():
-        raise NotFiniteError("a scale is not finite")
+        raise BadValueError("a scale is not finite")
 
 
 def _floats(values: Tensor) -> Floats:

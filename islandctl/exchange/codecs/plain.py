@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from islandctl.config.codec import CodecName
-from islandctl.exchange.codecs.base import TILE, Floats, NotFiniteError, Octets, Writer, widen
+from islandctl.exchange.codecs.base import TILE, BadValueError, Floats, Octets, Writer, widen
 from islandctl.exchange.codecs.bits import Key
 
 
@@ -64,4 +64,4 @@ class Bf16:
 
 def _check(values: Floats) -> None:
     if not np.isfinite(values).all():
-        raise NotFiniteError("a value is not finite")
+        raise BadValueError("a value is not finite")

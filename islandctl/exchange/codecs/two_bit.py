@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from islandctl.config.codec import CodecName
-from islandctl.exchange.codecs.base import Floats, NotFiniteError, Octets, Writer, whole_blocks, widen
+from islandctl.exchange.codecs.base import BadValueError, Floats, Octets, Writer, whole_blocks, widen
 from islandctl.exchange.codecs.bits import Key
 
 LARGEST = np.float32(2.0**124)
@@ -57,7 +57,7 @@ class TwoBit:
         num_blocks = -(-len(out) // self.block)
         scales = widen(body[: 2 * num_blocks].view("<u2"))
         if not np.isfinite(scales * np.float32(3)).all():
-            raise NotFiniteError("a scale is not finite")
+            raise BadValueError("a scale is not finite")
         packed = body[2 * num_blocks :]
         for start in range(0, len(out), self.tile):
             part = out[start : start + self.tile]
@@ -75,7 +75,7 @@ def _fit(x_BN: Floats) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint16]]:
     size_BN = np.abs(x_BN)
     largest_B = size_BN.max(axis=1)
     if not np.isfinite(largest_B).all():
-        raise NotFiniteError("a value is not finite")
+        raise BadValueError("a value is not finite")
     np.minimum(size_BN, LARGEST, out=size_BN)
     np.minimum(largest_B, LARGEST, out=largest_B)
     size_BN /= np.where(largest_B == 0, np.float32(1), largest_B)[:, None]

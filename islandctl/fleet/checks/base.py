@@ -29,6 +29,8 @@ Level = Literal["ok", "warn", "fail", "skipped", "unknown"]
 Tier = Literal["quick", "standard", "deep"]
 """Seconds, two minutes, as long as it takes."""
 Scope = Literal["node", "cell", "site", "link", "fleet"]
+Kind = Literal["host", "login", "job"]
+"""Of a node: it stands in the profile; so does a login node, but trains nothing; or Slurm has chosen it for a job."""
 TIERS: tuple[Tier, ...] = ("quick", "standard", "deep")
 SCOPES: tuple[Scope, ...] = ("node", "cell", "site", "link", "fleet")
 CPU = "cpu"
@@ -121,11 +123,14 @@ class Tool:
 
 @dataclass(eq=False)
 class Node:
-    """One node as a check sees it. ``facts`` keep what a check has learnt, for those after it."""
+    """One node as a check sees it. ``facts`` keep what a check has learnt, for those after it.
+
+    How it is reached is the business of ``open``: over SSH, on this machine, in a job of a scheduler.
+    """
 
     site: SiteProfile
     name: str
-    """The host as written in the profile; empty: this machine."""
+    """The host as written in the profile, or the node's name in Slurm; empty: this machine."""
     ranks: int
     """Of the run, on this node."""
     open: Callable[[], Host]
@@ -135,6 +140,9 @@ class Node:
     known_hosts: Path = Path("known_hosts")
     """islandctl's own."""
     facts: dict[str, Any] = field(default_factory=dict)
+    kind: Kind = "host"
+    job: str = ""
+    """The job in which it is asked, where its kind is ``job``."""
 
     @property
     def label(self) -> str:
@@ -142,14 +150,14 @@ class Node:
         return f"{self.site.name}/{self.name or 'local'}"
 
     @property
-    def is_login(self) -> bool:
-        """A login node: it has no accelerators, and trains nothing itself."""
-        return self.site.scheduler == "slurm"
+    def through(self) -> str:
+        """The host of the profile by which it is reached."""
+        return self.site.hosts[0] if self.kind == "job" else self.name
 
     @property
     def has_gpus(self) -> bool:
         """Does the profile say that accelerators are here?"""
-        return self.site.gpu.type != CPU and not self.is_login
+        return self.site.gpu.type != CPU and self.kind != "login"
 
     def tool(self, argv: Sequence[str], *, timeout_s: float = 20.0, keep: str = "", aliases: Any = None) -> Tool:
         """Run a command of the node after the site's set-up lines; it may be missing or not end.
@@ -190,6 +198,8 @@ class Cell:
 
     name: str
     nodes: tuple[Node, ...]
+    bus_bytes_per_s: float | None = None
+    """Of a collective over them, as the plan reckons it; None: not known."""
 
 
 @dataclass(frozen=True)
@@ -249,6 +259,8 @@ class NodeCheck(Check):
     """Asked of every node."""
 
     scope: Scope = "node"
+    asks: tuple[Kind, ...] = ("host", "job")
+    """Nodes of these kinds. What matters on a login node says so."""
 
     @abstractmethod
     def look(self, node: Node) -> Verdicts:

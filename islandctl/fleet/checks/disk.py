@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from islandctl.config.units import bytes_text, seconds_text
 from islandctl.fleet.checks.base import (
+    Cell,
+    CellCheck,
     FleetCheck,
     Node,
     NodeCheck,
     Verdict,
     Verdicts,
     fail,
+    listed,
     ok,
     skipped,
     unknown,
     warn,
 )
+from islandctl.fleet.delivery import Member
 
+AT_ONCE = 32
 LUSTRE_FULL, FULL = 0.80, 0.95
 CHECKPOINTS = 2.2
 """Times a checkpoint that must fit at least: the last good one, the one being written, and some room."""
@@ -32,6 +38,7 @@ class DiskSpace(NodeCheck):
     """Room and rights."""
 
     name, tier, title = "disk-space", "quick", "the work folder can be written without sudo, and everything fits"
+    asks = ("host", "login", "job")
     threshold = "2.2 checkpoints free on the site, < 95 % used (Lustre < 80 %), inodes left"
     source = "ml-engineering (Lustre fails near 80 %), imbue cluster-health (95 %)"
     remedy = "free some space, or set work_dir in the profile to a folder of yours on another disk"
@@ -40,7 +47,8 @@ class DiskSpace(NodeCheck):
         """See ``NodeCheck``."""
         told = node.ask("disk_space", program="on_disk.py", timeout_s=20.0)
         node.facts["disk"] = told
-        cells = node.wanted.cells / (1 if told.get("shared") else node.site.num_nodes)
+        told["shared"] = told.get("shared") or node.kind != "host"  # Slurm's nodes share it, whatever its type
+        cells = node.wanted.cells / (1 if told["shared"] else node.site.num_nodes)
         saved = node.wanted.checkpoint_bytes
         return judge_space(told, need=None if saved is None else CHECKPOINTS * saved * cells)
 
@@ -62,6 +70,25 @@ def judge_space(told: dict[str, Any], *, need: float | None) -> Verdict:
     if used > (LUSTRE_FULL if kind == "lustre" else FULL):
         return warn(f"{text}: nearly full", **figures)
     return ok(text, **figures)
+
+
+class OneFolder(CellCheck):
+    """A cell's checkpoints lie in one folder as a whole; without one a launch is refused."""
+
+    name, tier, title = "one-folder", "quick", "all nodes of a cell have one and the same work folder"
+    threshold, source = "each node sees what the first one writes there", "a launch is refused otherwise"
+    remedy = "set work_dir to a folder that all nodes of a cell share, or describe each node as a site of its own"
+
+    def look(self, cell: Cell) -> Verdicts:
+        """See ``CellCheck``."""
+        first, *others = (Member(node.open(), node.site.work_dir) for node in cell.nodes)
+        with first.sign() as sign, ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
+            seen = pool.map(lambda member: member.sees(sign), others)
+            apart = [node.label for node, sees in zip(cell.nodes[1:], seen, strict=True) if not sees]
+        what = f"what {cell.nodes[0].label} writes into {first.work_dir}"
+        if apart:
+            return fail(f"{what} is not seen on {listed(apart)}", value=len(apart), unit="nodes")
+        return ok(f"{what} is seen on all others", value=0, unit="nodes")
 
 
 class DiskRate(NodeCheck):

@@ -22,6 +22,7 @@ class Forwarding(NodeCheck):
     """A reverse tunnel, and a word through it."""
 
     name, tier, title = "forwarding", "quick", "SSH forwards: a real tunnel carries a word from the node to here"
+    asks = ("host", "login")
     threshold, source = "it arrives", "dstack#2642: marked ready, then unreachable at once"
     at_once = 8  # each logs in through the same bastion, which takes ten at a time (MaxStartups)
     remedy = "AllowTcpForwarding yes (or remote) in sshd_config there; or relay.address in the recipe"

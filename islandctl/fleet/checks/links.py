@@ -185,8 +185,6 @@ class InfiniBand(NodeCheck):
 
     def look(self, node: Node) -> Verdicts:
         """See ``NodeCheck``."""
-        if node.is_login:
-            return skipped("a login node")
         devices = node.tool(["ls", "/sys/class/infiniband"])
         if devices.code or not devices.out.strip():
             return skipped("no RDMA device here")

@@ -45,8 +45,6 @@ class MatrixRate(NodeCheck):
 
     def look(self, node: Node) -> Verdicts:
         """See ``NodeCheck``."""
-        if node.is_login:
-            return skipped("a login node: nothing is computed there")
         gpus = node.has_gpus
         seconds = min(node.wanted.seconds or (30.0 if gpus and node.tier == "deep" else 3.0), 30.0)
         told = node.worker_python(
@@ -235,8 +233,6 @@ class NodeCollective(NodeCheck):
 
     def look(self, node: Node) -> Verdicts:
         """See ``NodeCheck``."""
-        if node.is_login:
-            return skipped("a login node")
         if node.ranks < 2:
             return skipped("one rank on this node")
         port = node.ask("free_port", timeout_s=10.0)["port"]

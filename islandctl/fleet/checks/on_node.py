@@ -22,7 +22,7 @@ MORE_PATH = "/usr/local/sbin:/usr/sbin:/sbin:/opt/rocm/bin:/usr/local/cuda/bin"
 
 def main(args: dict[str, Any], _: bytes) -> Any:
     """Entry for ``Host.python``: ``do`` names the function."""
-    known = (tool, worker, system, free_port, can_bind, dial, listen_once, routes, leftovers)
+    known = (tool, worker, system, free_port, can_bind, dial, listen_once, addresses, routes, leftovers)
     return {function.__name__: function for function in known}[args["do"]](args)
 
 
@@ -164,12 +164,19 @@ def _limit(which: int) -> int | None:
 
 
 def _memory_limit() -> int | None:
-    """Of the container or session that this process is in."""
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        text = _text(path).strip()
-        if text.isdigit() and int(text) < 1 << 60:
-            return int(text)
-    return None
+    """Of the container, session or job that this process is in; of several around each other the tightest."""
+    found = []
+    for line in ["0::/", "0:memory:/", *_text("/proc/self/cgroup").splitlines()]:
+        _, kinds, path = ([*line.split(":", 2), "", ""])[:3]
+        if kinds and "memory" not in kinds.split(","):
+            continue
+        root, name = ("/sys/fs/cgroup/memory", "memory.limit_in_bytes") if kinds else ("/sys/fs/cgroup", "memory.max")
+        parts = path.strip("/").split("/")
+        for depth in range(len(parts) + 1):
+            text = _text(os.path.join(root, *parts[:depth], name)).strip()
+            if text.isdigit() and int(text) < 1 << 60:
+                found.append(int(text))
+    return min(found, default=None)
 
 
 def _text(path: str) -> str:
@@ -265,6 +272,27 @@ def listen_once(args: dict[str, Any]) -> dict[str, Any]:
                     guest.sendall(args["word"].encode())
                 guests += 1
     return {"guests": guests}
+
+
+def addresses(args: dict[str, Any]) -> dict[str, Any]:
+    """By which addresses others may know this node: where default routes lead out, where SSH came in, its names'."""
+    routed, others = [], []
+    for family, target in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        # no packet is sent: connecting a datagram socket only asks the routing table which address would be used
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect((target, 9))
+            routed.append(sock.getsockname()[0])
+    for name in filter(None, (os.environ.get("SLURMD_NODENAME"), socket.gethostname())):
+        with contextlib.suppress(OSError):
+            others += [str(one[4][0]) for one in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        told = subprocess.run(["hostname", "-I"], stdin=subprocess.DEVNULL, capture_output=True, timeout=10)
+        others += told.stdout.decode(errors="replace").split()
+    local = [one for one in others if one.startswith(("127.", "fe80")) or one == "::1"]
+    found = [one for one in dict.fromkeys(others) if one not in local and one not in routed]
+    came_in = [one for one in os.environ.get("SSH_CONNECTION", "").split()[2:3] if "%" not in one]
+    others = [*found, "127.0.0.1"]  # the last for nodes that are one machine
+    return {"routed": routed, "came_in": came_in, "others": others}
 
 
 def routes(args: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from islandctl.errors import UsageError
 from islandctl.fleet.checks.amd import Amd
 from islandctl.fleet.checks.base import SCOPES, TIERS, Check, Tier
-from islandctl.fleet.checks.disk import DiskRate, DiskSpace, ImportTime, SiteStorage
+from islandctl.fleet.checks.disk import DiskRate, DiskSpace, ImportTime, OneFolder, SiteStorage
 from islandctl.fleet.checks.forwarding import Forwarding
 from islandctl.fleet.checks.gpus import Ecc, GpuCount, GpuFree, Mig, RowRemap
 from islandctl.fleet.checks.links import FabricManager, InfiniBand, NvLink, Pcie, Xid
@@ -48,6 +48,7 @@ BUILT_IN: tuple[type[Check], ...] = (
     GpuHeat,
     Dcgm,
     NodeCollective,
+    OneFolder,
     Rendezvous,
     Interfaces,
     Names,

@@ -104,16 +104,15 @@ def _ask(number: int, task: Task, answers: queue.SimpleQueue[tuple[int, tuple[Ve
     try:
         said = task.ask()
         verdicts = (said,) if isinstance(said, Verdict) else tuple(said)
-    except UnreachableError as error:
-        verdicts = (unknown(_without(task.place, error.message), hint=error.hint),)
     except IslandError as error:
-        verdicts = (fail(_without(task.place, error.message), hint=error.hint),)
+        verdicts = (told_by(error, task.place),)
     except BaseException as error:  # of a plugin: it must not end the others
         what = f"the check itself broke: {type(error).__name__}: {error}".rstrip(": ")
         verdicts = (unknown(" ".join(what.split()), hint=f"islandctl doctor --skip {task.check.name}"),)
     answers.put((number, verdicts))
 
 
-def _without(place: str, message: str) -> str:
-    """A message that names its place already, without it."""
-    return message.removeprefix(f"{place}: ")
+def told_by(error: IslandError, place: str) -> Verdict:
+    """What an error says of ``place``, which its message need not name again."""
+    say = unknown if isinstance(error, UnreachableError) else fail
+    return say(error.message.removeprefix(f"{place}: "), hint=error.hint)

@@ -76,8 +76,6 @@ def nvidia(node: Node) -> Verdict | None:
 
 def no_gpus(node: Node) -> Verdict | None:
     """Why there are no accelerators here; None: there are, by the profile."""
-    if node.is_login:
-        return skipped("a login node: accelerators are on the scheduler's nodes")
     if not node.has_gpus:
         return skipped("no accelerator here (gpu.type: cpu)")
     return None

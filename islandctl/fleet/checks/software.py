@@ -30,6 +30,7 @@ class Software(NodeCheck):
     """The workers' environment on one node."""
 
     name, tier, title = "software", "quick", "the workers' Python, torch, CUDA and NCCL; the driver is new enough"
+    asks = ("host", "login", "job")
     threshold, source = (
         "Python ≥ 3.11, torch ≥ 2.10, a driver for its CUDA",
         "islandctl; NVIDIA's compatibility table",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import Any
 
 from islandctl.config.units import bytes_text, memory_text, seconds_text
@@ -30,7 +29,8 @@ def system_facts(node: Node) -> dict[str, Any]:
 class Login(NodeCheck):
     """The way in."""
 
-    name, tier, title = "login", "quick", "SSH login with the profile's key, and a Python there"
+    name, tier, title = "login", "quick", "SSH login with the profile's key (or a place in Slurm's job), and a Python"
+    asks = ("host", "login", "job")
     threshold, source = "within 15 s", "field reports of far bastions (dstack#2346)"
     remedy = "ssh -v HOST shows where it stops"
     deadline_s = 300.0  # a connection has its own; a person who compares a fingerprint takes longer
@@ -40,16 +40,15 @@ class Login(NodeCheck):
         began = time.monotonic()
         node.open()
         took = time.monotonic() - began
-        verdict = judge_login(took, system_facts(node), local=not node.name)
-        return replace(verdict, text=f"a login node, not its nodes; {verdict.text}") if node.is_login else verdict
+        way = f"in Slurm's job {node.job}" if node.job else seconds_text(took) if node.name else "this machine"
+        return judge_login(took, system_facts(node), way=f"a login node; {way}" if node.kind == "login" else way)
 
 
-def judge_login(took: float, told: dict[str, Any], *, local: bool) -> Verdict:
+def judge_login(took: float, told: dict[str, Any], *, way: str) -> Verdict:
     """How long the login took, and the PATH that commands see there."""
-    how = "this machine" if local else f"{seconds_text(took)}"
     if told["setup_error"]:
         return fail(told["setup_error"], hint="correct environment.setup in the profile")
-    text = f"{how}; Python {told['python']}, {told['arch']}; PATH {told['path']}"
+    text = f"{way}; Python {told['python']}, {told['arch']}; PATH {told['path']}"
     made = warn if took > SLOW_LOGIN_S else ok
     return made(text, value=took, unit="s")
 
@@ -58,6 +57,7 @@ class Clock(NodeCheck):
     """The node's clock against this machine's."""
 
     name, tier, title = "clock", "quick", "the clock agrees with this machine's"
+    asks = ("host", "login", "job")
     threshold, source = "0.5 s; more than 3 s fails", "petals#433: half a round trip over SSH is taken off"
     remedy = "timedatectl tells there; on WSL and after a VM's sleep: sudo hwclock -s"
 
@@ -83,8 +83,6 @@ class Memory(NodeCheck):
 
     def look(self, node: Node) -> Verdicts:
         """See ``NodeCheck``."""
-        if node.is_login:
-            return skipped("a login node: the run's nodes are the scheduler's")
         return judge_memory(system_facts(node), memory=node.site.cpu.memory, cores=node.site.cpu.cores)
 
 
@@ -109,6 +107,7 @@ class Limits(NodeCheck):
     """/dev/shm and ulimits."""
 
     name, tier, title = "limits", "quick", "/dev/shm, open files, locked memory"
+    asks = ("host", "login", "job")  # Slurm has a job take over those of the shell that submits it
     threshold = "/dev/shm ≥ 8 GB on accelerators, 65536 open files, memlock unlimited with RDMA"
     source = "proposed; NCCL and data loaders fail below, with errors that name something else"
     remedy = (
@@ -140,6 +139,7 @@ class Leftovers(NodeCheck):
     """Other runs' processes."""
 
     name, tier, title = "leftovers", "quick", "no process of another run of islandctl"
+    asks = ("host", "login", "job")
     threshold, source = "none", "two runs on one node share its accelerators and its memory"
     remedy = "islandctl runs lists them where they were launched; islandctl stop RUN ends one"
 

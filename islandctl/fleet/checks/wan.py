@@ -24,6 +24,7 @@ from islandctl.fleet.checks.base import (
     source,
     warn,
 )
+from islandctl.fleet.checks.to_relay import DRAIN_S
 
 LOSS = 1e-3
 WINDOW_BOUND = 0.7
@@ -124,7 +125,7 @@ class WanRate(LinkCheck):
 
     def deadline(self, tier: Tier, seconds: float | None = None) -> float:
         """Four measurements, and what connections and slow nodes take."""
-        return 4.0 * (_seconds(tier, seconds) + 30.0)
+        return 4.0 * (_seconds(tier, seconds) + 30.0) + 2 * DRAIN_S
 
     def look(self, link: Link) -> Verdicts:
         """See ``LinkCheck``."""
@@ -145,7 +146,8 @@ class WanRate(LinkCheck):
         def ask(way: Way) -> None:
             share = streams // len(ways) + (ways.index(way) < streams % len(ways))
             try:
-                found.append(ask_way(link, way, seconds + 30.0, do=direction, streams=share, seconds=seconds))
+                asked = {"do": direction, "streams": share, "seconds": seconds}
+                found.append(ask_way(link, way, seconds + DRAIN_S + 10.0, **asked))
             except IslandError as error:
                 found.append({"error": error.message})
 

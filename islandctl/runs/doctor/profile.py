@@ -1,4 +1,4 @@
-"""Measured figures into the site profiles: only the values change, all other bytes stay."""
+"""Measured figures into the site profiles, each noted there as measured; all other bytes stay."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 
-from pydantic import TypeAdapter
-
 from islandctl.config.beside import read_bytes
-from islandctl.config.edit import edited
+from islandctl.config.edit import Key, edited
 from islandctl.config.load import Loaded, load_site
 from islandctl.config.site import SiteProfile
 from islandctl.config.text import MAX_BYTES, parse
@@ -69,7 +67,8 @@ def _write(site: Loaded[SiteProfile], changes: dict[str, str]) -> list[Written]:
     path = os.path.realpath(site.path)
     old = read_bytes(path, max_bytes=MAX_BYTES, hint="").decode("utf-8")
     data = parse(old, site.path).data
-    new = edited(old, changes, site.path)
+    whole: dict[Key, str] = {place: text for key, text in changes.items() for place in (key, ("examined", key))}
+    new = edited(old, whole, site.path)
     try:
         with tempfile.NamedTemporaryFile(
             "wb", dir=os.path.dirname(path), prefix=f".{os.path.basename(path)}.", suffix=".yaml", delete=False
@@ -97,10 +96,7 @@ def _holds(path: str, changes: Mapping[str, str], name: str) -> None:
     """
     loaded = load_site(path).value
     for key, text in changes.items():
-        section, _, field = key.partition(".")
-        part = getattr(loaded, section)
-        expected = TypeAdapter(type(part).model_fields[field].rebuild_annotation()).validate_python(text)
-        if getattr(part, field) != expected:
+        if loaded.found_by_doctor.get(key) != text:
             raise ConfigError(f"{name}: {key} would not be {text}", hint="change it by hand")
 
 

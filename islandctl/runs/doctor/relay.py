@@ -7,8 +7,10 @@ and ended by ``islandctl stop``.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
 
 from islandctl.config.paths import CellFolder, RunFolder
 from islandctl.errors import IslandError, PreflightError
@@ -18,17 +20,24 @@ from islandctl.fleet.checks.meeting import held_words
 from islandctl.planner.plan import Plan
 from islandctl.planner.wan import STREAMS_PER_RANK, tunnelled
 from islandctl.runs import record as records
-from islandctl.runs.network import CONTROLLER, start_relay, start_tunnels
-from islandctl.runs.reach import Reach, Say
+from islandctl.runs.network import CONTROLLER, open_tunnels, start_relay
+from islandctl.runs.reach import Reach, Say, each
 from islandctl.runs.record import CellRecord, NodeRecord, RunRecord
 from islandctl.runs.relay import cell_token, make_secrets
 from islandctl.runs.stop import end_everything
 
 MOST_STREAMS = 16
+REACH_S, EACH_S = 30.0, 5.0
+"""For a tunnel behind a login node to come up; for one of its names to answer."""
 
 
-def begin(record: RunRecord, plan: Plan, reach: Reach, present: Sequence[Node], say: Say) -> RunRecord:
-    """Start relay and tunnels for the nodes that answer.
+def begin(
+    record: RunRecord, plan: Plan, reach: Reach, present: Sequence[Node], say: Say
+) -> tuple[RunRecord, dict[str, IslandError]]:
+    """Start relay and tunnels for the nodes that answer; those of a job go through their login node, as in a run.
+
+    Returns:
+        The record; and by ``site/host`` why no tunnel can be opened there. Nodes behind it have no link.
 
     Raises:
         PreflightError, UnreachableError: the relay cannot be started where the recipe wants it.
@@ -37,14 +46,14 @@ def begin(record: RunRecord, plan: Plan, reach: Reach, present: Sequence[Node], 
     make_secrets(record, plan)
     record = records.change(record, cells=_cells(record, plan, present))
     record = start_relay(record, plan, reach, say, measure=True)
-    return start_tunnels(record, _login_nodes_as_nodes(plan), reach, say)
+    login = {node.site.name for node in present if node.kind == "login"}
+    record, opened = open_tunnels(record, _login_nodes_as_nodes(plan, login), reach, say)
+    return record, {one.item.label: one.error for one in opened if one.error is not None}
 
 
-def _login_nodes_as_nodes(plan: Plan) -> Plan:
-    """Of a Slurm site the login node is measured, and only it has to reach the tunnel's end."""
-    sites = [
-        site.model_copy(update={"scheduler": "ssh"}) if site.scheduler == "slurm" else site for site in plan.sites
-    ]
+def _login_nodes_as_nodes(plan: Plan, which: Collection[str]) -> Plan:
+    """Of these sites the login node is measured, and only it has to reach the tunnel's end."""
+    sites = [site.model_copy(update={"scheduler": "ssh"}) if site.name in which else site for site in plan.sites]
     return plan.model_copy(update={"sites": tuple(sites)})
 
 
@@ -65,8 +74,9 @@ def _check_port(plan: Plan, reach: Reach) -> None:
 
 
 def _cells(record: RunRecord, plan: Plan, present: Sequence[Node]) -> tuple[CellRecord, ...]:
-    """The plan's cells with those of their nodes that answer, each host once. Their folders are never made."""
-    left = {(node.site.name, node.name) for node in present}
+    """The plan's cells with those hosts through which nodes answer, each once. Cells' folders are never made."""
+    left = {(node.site.name, node.through) for node in present}
+    visits = {visit.site: visit.folder for visit in record.visits}
     cells = []
     for cell in plan.cells:
         members = []
@@ -84,7 +94,7 @@ def _cells(record: RunRecord, plan: Plan, present: Sequence[Node]) -> tuple[Cell
                     host=node.host,
                     num_ranks=node.num_ranks,
                     python="python3",
-                    code="",
+                    code=visits.get(cell.site, ""),
                     supervisor="",
                     work_dir=work_dir,
                     cell_folder=str(folder.root),
@@ -95,16 +105,32 @@ def _cells(record: RunRecord, plan: Plan, present: Sequence[Node]) -> tuple[Cell
     return tuple(cells)
 
 
-def links(record: RunRecord, plan: Plan, present: Sequence[Node]) -> list[Link]:
-    """Each site's way to the relay that was started."""
+def links(
+    record: RunRecord, plan: Plan, present: Sequence[Node], login: Mapping[str, Sequence[str]] | None = None
+) -> list[Link]:
+    """Each site's way to the relay that was started: of those nodes that have one.
+
+    Args:
+        login: of Slurm sites whose nodes are asked in a job, the names by which they may know their login node.
+    """
+    doors = {(node.site, node.host): node for node in record.nodes if node.relay_url}
+    present = [node for node in present if (node.site.name, node.through) in doors]
+    behind = [node for node in present if node.kind == "job" and plan.recipe.relay.address is None]
+    url = {node.site: node.relay_url for node in record.nodes}
+
+    def find(node: Node) -> str:
+        return _reached(node, url[node.site.name], (login or {}).get(node.site.name, ()))
+
+    found = each(behind, find)
+    urls = {one.item.label: one.value for one in found if one.value}
     certificate = (RunFolder.of(record.run).secrets / "ca.pem").read_text()
-    known = {(node.site.name, node.name): node for node in present}
     made = []
     for site in plan.sites:
         ways = tuple(
-            Way(known[site.name, node.host], node.relay_url, cell_token(record.run, node.cell).decode())
-            for node in record.nodes
-            if node.site == site.name
+            Way(node, urls.get(node.label, door.relay_url), cell_token(record.run, door.cell).decode())
+            for node in present
+            if node.site.name == site.name
+            for door in [doors[site.name, node.through]]
         )
         if ways:
             streams = min(MOST_STREAMS, STREAMS_PER_RANK * site.gpu.count)
@@ -113,10 +139,24 @@ def links(record: RunRecord, plan: Plan, present: Sequence[Node]) -> list[Link]:
     return made
 
 
+def _reached(node: Node, url: str, names: Sequence[str]) -> str:
+    """The relay's address as a node behind a login node reaches it: by the first of its names that answers, as in a
+    run. Where none does, the one that was given: asking there tells why."""
+    port, end = urlsplit(url).port, time.monotonic() + REACH_S
+    while time.monotonic() < end:
+        targets = [[name, port] for name in names]
+        told = node.ask("dial", timeout_s=EACH_S * len(names), targets=targets, each_s=EACH_S)["answers"]
+        for name, one in zip(names, told, strict=True):
+            if "error" not in one:
+                return f"https://{f'[{name}]' if ':' in name else name}:{port}"
+        time.sleep(0.5)
+    return url
+
+
 def _trouble(record: RunRecord, way: Way) -> str:
     """The last word of the node's tunnel; empty: it has none, or nothing to say."""
     for one in record.tunnels:
-        if (one.site, one.host) != (way.node.site.name, way.node.name):
+        if (one.site, one.host) != (way.node.site.name, way.node.through):
             continue
         for path in sorted((RunFolder.of(record.run).tunnels / one.name / "logs").glob("*.log")):
             lines = path.read_text(errors="replace").splitlines() if path.name != "supervisor.log" else []
@@ -130,7 +170,7 @@ def end(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> list[str]:
     """End relay and tunnels, prove that nothing is left, and forget the record. Gives what could not be cleared."""
     record = records.load(record.run)
     left: list[str] = []
-    if record.relay is not None:
+    if record.relay is not None or record.visits:
         # the nodes were only asked: nothing of ours was ever started there
         report = end_everything(record.model_copy(update={"cells": ()}), plan, reach, say)
         left = [
@@ -138,12 +178,14 @@ def end(record: RunRecord, plan: Plan, reach: Reach, say: Say) -> list[str]:
             *(f"left: {one}" for one in report.left),
             *(f"unknown: {one}" for one in report.unknown),
         ]
-        if record.relay.host and not left:
-            data = PurePosixPath(record.relay.folder).parent
-            try:
+        try:
+            if record.relay is not None and record.relay.host and not left:
+                data = PurePosixPath(record.relay.folder).parent
                 nodes.remove(reach.beside(record.relay.host), data.parents[2], data, emptied=True)
-            except IslandError as error:
-                left.append(error.message)
+            for visit in record.visits if not left else ():
+                nodes.remove(reach.host(visit.site, visit.host), visit.work_dir, visit.folder, emptied=True)
+        except IslandError as error:
+            left.append(error.message)
     if left:
         records.change(record, phase="failed", reason="the doctor could not clear up", launcher_pid=0)
         return [*left, f"islandctl stop {record.run} tries again"]

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from islandctl.config.model import Model
+from islandctl.config.secrets import hide
 from islandctl.errors import PreflightError, UnreachableError
 from islandctl.fleet.checks.base import Check, Level, Scope, Tier, Verdict
 
@@ -99,7 +100,7 @@ def row(check: Check, verdict: Verdict, *, site: str, place: str, seconds: float
         site=site,
         place=verdict.place or place,
         level=verdict.level,
-        text=verdict.text,
+        text=hide(verdict.text),
         value=verdict.value,
         unit=verdict.unit,
         threshold=verdict.threshold or check.threshold,

@@ -38,15 +38,17 @@ def _parser() -> argparse.ArgumentParser:
 
     run = commands.add_parser("run", help="train what is missing of some arms, or of all, then write the table")
     run.add_argument("arms", nargs="*", metavar="ARM", help="names as `list` gives them; none: all")
-    run.add_argument("--seeds", help="other seeds, as 3,4,5")
-    run.add_argument("--text", help="other text: a folder, file or glob")
     run.set_defaults(what=_run)
 
     attempt = commands.add_parser("try", help="train once with the settings given, as `steps=200 exchange.window=25`")
     attempt.add_argument("settings", nargs="*", metavar="KEY=VALUE")
     attempt.set_defaults(what=_try)
 
-    commands.add_parser("table", help="write the table from what is kept").set_defaults(what=_table)
+    table = commands.add_parser("table", help="write the table from what is kept")
+    table.set_defaults(what=_table)
+    for each in (run, table):
+        each.add_argument("--seeds", help="other seeds, as 3,4,5")
+        each.add_argument("--text", help="other text: a folder, file or glob")
     commands.add_parser("list", help="list the arms").set_defaults(what=_list)
     commands.add_parser("kept", help="list every kept run, the best first").set_defaults(what=_kept)
     return parser
@@ -56,8 +58,7 @@ def _run(options: argparse.Namespace, cache: Cache) -> int:
     unknown = set(options.arms) - {arm.name for arm in ARMS}
     if unknown:
         raise ValueError(f"no arm named {', '.join(sorted(unknown))}; `equal_compute list` lists them")
-    seeds = tuple(int(seed) for seed in options.seeds.split(",")) if options.seeds else None
-    arms = [other(arm, options.text, seeds) for arm in ARMS]
+    arms = _arms(options)
     wanted = [arm for arm in arms if not options.arms or arm.name in options.arms]
     bases = {arm.against for arm in wanted}
     for arm in arms:
@@ -65,6 +66,11 @@ def _run(options: argparse.Namespace, cache: Cache) -> int:
             fill(arm, cache)
             write(arms, cache, options.results)
     return 0
+
+
+def _arms(options: argparse.Namespace) -> list[Arm]:
+    seeds = tuple(int(seed) for seed in options.seeds.split(",")) if options.seeds else None
+    return [other(arm, options.text, seeds) for arm in ARMS]
 
 
 def fill(arm: Arm, cache: Cache) -> None:
@@ -107,7 +113,7 @@ def _try(options: argparse.Namespace, cache: Cache) -> int:
 
 
 def _table(options: argparse.Namespace, cache: Cache) -> int:
-    write(ARMS, cache, options.results)
+    write(_arms(options), cache, options.results)
     return 0
 
 

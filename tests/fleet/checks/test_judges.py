@@ -47,11 +47,12 @@ def test_clock(offset_s: float, level: str) -> None:
 
 
 def test_login_tells_the_path_and_a_broken_setup() -> None:
-    verdict = system.judge_login(0.4, SYSTEM, local=False)
+    verdict = system.judge_login(0.4, SYSTEM, way="a login node; 400 ms")
+    assert verdict.text.startswith("a login node; 400 ms; Python")
     assert (verdict.level, "PATH /usr/bin:/bin" in verdict.text) == ("ok", True)
-    assert system.judge_login(16.0, SYSTEM, local=False).level == "warn"
+    assert system.judge_login(16.0, SYSTEM, way="16 s").level == "warn"
     broken = SYSTEM | {"setup_error": "environment.setup ended with code 1: module: not found"}
-    assert system.judge_login(0.4, broken, local=False).level == "fail"
+    assert system.judge_login(0.4, broken, way="400 ms").level == "fail"
 
 
 @pytest.mark.parametrize(
@@ -195,9 +196,11 @@ def test_all_reduce() -> None:
     assert load.judge_reduce(socket, kind="H200-SXM", ranks=4).level == "warn"
     wrong = [*answers[:7], {"rank": 7, "bus": 400e9, "right": False}]
     assert "wrong on rank 7" in load.judge_reduce({"answers": wrong}, kind="cpu", ranks=8).text
-    across = meeting.judge_across({"answers": answers, "lines": []}, kind="X", ranks=8, bandwidth=400e9)
-    assert (across.level, across.text) == ("ok", "400 GB/s between 8 ranks")
-    assert meeting.judge_across({"answers": answers}, kind="X", ranks=8, bandwidth=8e12).level == "fail"
+    across = meeting.judge_across({"answers": answers, "lines": []}, kind="X", ranks=8, expected=450e9)
+    assert (across.level, across.text, across.threshold) == ("ok", "400 GB/s between 8 ranks", "360 GB/s")
+    slow = meeting.judge_across(socket, kind="X", ranks=8, expected=600e9)
+    assert (slow.level, slow.threshold, "over TCP" in slow.text) == ("fail", "480 GB/s", True)
+    assert meeting.judge_across(socket, kind="X", ranks=8, expected=None).level == "warn"
 
 
 def test_forwarding_tells_why() -> None:

@@ -119,8 +119,8 @@ def test_the_workers_interpreter_is_the_newest_that_was_built(tmp_path: Path) ->
 
 def test_nodes_of_a_cell_meet(tmp_path: Path) -> None:
     cell = Cell("here", (node(tmp_path, "n0"), node(tmp_path, "n1")))
-    cell.nodes[0].facts["address"] = "127.0.0.1"
-    cell.nodes[1].facts["address"] = "127.0.0.2"
+    cell.nodes[0].facts["addresses"] = ["127.0.0.1"]
+    cell.nodes[1].facts["addresses"] = ["127.0.0.2"]
     met = meeting.Rendezvous().look(cell)
     assert (met.level, met.text[:24]) == ("ok", "1 nodes reach here/n0 at")
     ways = meeting.Interfaces().look(cell)
@@ -128,10 +128,22 @@ def test_nodes_of_a_cell_meet(tmp_path: Path) -> None:
     assert meeting.Names().look(cell).level in ("ok", "warn")
 
 
+def test_nodes_of_a_job_try_all_their_addresses(tmp_path: Path) -> None:
+    cell = Cell("here", (node(tmp_path, "n0"), node(tmp_path, "n1")))
+    assert len(meeting.addresses(cell.nodes[1])) <= 1  # a launch on plain hosts takes the default route's
+    for one in cell.nodes:
+        one.kind = "job"
+        one.facts.clear()
+    assert meeting.addresses(cell.nodes[0])[-1] == "127.0.0.1"
+    cell.nodes[0].facts["addresses"] = ["127.0.0.1"]
+    assert meeting.Rendezvous().look(cell).level == "ok"
+    assert meeting.own_address(cell.nodes[0]) == "127.0.0.1"
+
+
 def test_nodes_without_an_address_cannot_meet(tmp_path: Path) -> None:
     cell = Cell("here", (node(tmp_path, "n0"), node(tmp_path, "n1")))
     for one in cell.nodes:
-        one.facts["address"] = ""
+        one.facts["addresses"] = []
     told = [kind().look(cell) for kind in (meeting.Rendezvous, meeting.Interfaces, meeting.CellCollective)]
     assert [verdict.level for verdict in told] == ["fail", "fail", "skipped"]
     assert all("no default route" in verdict.text for verdict in told)
@@ -140,7 +152,7 @@ def test_nodes_without_an_address_cannot_meet(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_collective_over_two_nodes(tmp_path: Path) -> None:
     cell = Cell("here", (node(tmp_path, "n0"), node(tmp_path, "n1")))
-    cell.nodes[0].facts["address"] = "127.0.0.1"
+    cell.nodes[0].facts["addresses"] = ["127.0.0.1"]
     across = meeting.CellCollective().look(cell)
     assert (across.level, "between 2 ranks" in across.text) == ("ok", True), across
     assert NodeCollective().look(node(tmp_path)).text == "one rank on this node"

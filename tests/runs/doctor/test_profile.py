@@ -40,7 +40,8 @@ def test_every_profile_of_ours_takes_all_figures(tmp_path: Path, name: str) -> N
     assert (site.wan.up, site.wan.down, site.wan.rtt) == (9.42e9, 7e6, 0.143)
     assert (site.storage.write, site.storage.read, site.storage.free) == (2.1e9, 812e6, 8_500_000_000_000)
     assert site.gpu.bf16 == 712e12
-    touched = {"up", "down", "rtt", "write", "read", "free", "bf16", "storage"}
+    assert site.found_by_doctor == {key: value_text(key, value) for key, value in MEASURED.items()}
+    touched = {"up", "down", "rtt", "write", "read", "free", "bf16", "storage", "examined", *MEASURED}
     assert _without(before, touched) == _without(after, touched)
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
     assert os.listdir(tmp_path) == [name]

@@ -1,4 +1,4 @@
-"""The log on disk: each line whole, or none where the disk is full; and in pieces, of which the oldest go."""
+"""A process's log on disk: each line whole, or none where the disk is full; and in pieces, of which the oldest go."""
 
 from __future__ import annotations
 
@@ -12,8 +12,24 @@ from pathlib import Path
 from islandctl.config.paths import log_piece, log_pieces
 from islandctl.config.secrets import hide
 
+LOG, LOG_BYTES = "ISLANDCTL_LOG", "ISLANDCTL_LOG_BYTES"
+"""Variables: the path of a child's log without its end, from its supervisor; and what is kept of a log in all."""
+KEPT_BYTES = 256 << 20
 NUM_PIECES = 4
 LOOK_S = 1.0
+
+
+def keep_log() -> None:
+    """Under a supervisor, keep the log that it has begun for this process in pieces. A full disk loses lines."""
+    base = os.environ.get(LOG)
+    if base:
+        with suppress(OSError):
+            Pieces(Path(base).parent, Path(base).name, kept_bytes=kept_bytes()).begin()
+
+
+def kept_bytes() -> int:
+    """Of one log, all its pieces together."""
+    return int(os.environ.get(LOG_BYTES, KEPT_BYTES))
 
 
 class WholeLines(logging.Handler):

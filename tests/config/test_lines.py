@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from islandctl.config.lines import WholeLines
 from islandctl.config.paths import log_pieces
-from islandctl.worker.lines import WholeLines
 from tests.disk import files_at_most
 
 
@@ -41,7 +41,7 @@ def test_a_log_in_pieces_keeps_every_line_whatever_writes(tmp_path: Path) -> Non
     program = """
 import os, subprocess, sys
 from pathlib import Path
-from islandctl.worker.lines import Pieces
+from islandctl.config.lines import Pieces
 pieces = Pieces(Path(sys.argv[1], "logs"), "rank-0", kept_bytes=4 * 600)
 pieces.begin()
 child = subprocess.Popen(["sh", "-c", "read go; echo child a; echo child b"], stdin=subprocess.PIPE)
