@@ -143,10 +143,10 @@ def with_bytes(
         sent = _Traffic(fragments, windows)
         fetched = _Traffic(fragments, windows)
         for commit in rounds:
-            if sent.packets >= seen.packets:
-                break
             names = {part.cell for part in commit.named}
             if cell in names:
+                if sent.packets >= seen.packets:
+                    break
                 sent.add(commit, 1)
             if commit.pair is None or cell in commit.pair:
                 fetched.add(commit, len(names - {cell}))

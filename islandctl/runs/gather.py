@@ -97,6 +97,7 @@ class Watcher:
         self._groups: dict[Group, Asked[list[NodeFacts]]] = {}
         self._beside: dict[str, Asked[SupervisorState]] = {}
         self._relay: Asked[RelayStatus] = Asked(self._ask_relay)
+        self._relay_itself: Asked[RelayStatus] = Asked(self._ask_relay_itself)
         self._joint: Asked[JointCheckpoint | None] = Asked(self._read_joint)
         self._metrics: dict[int, Asked[bytes]] = {}
 
@@ -128,6 +129,10 @@ class Watcher:
             for node in self._facts(group, slot.answer(end - time.monotonic())):
                 beat, age = beats.get(node.cell, (None, None)) if node.node == 0 else (None, None)
                 seen.append(node.model_copy(update={"heartbeat": beat, "heartbeat_age_s": age}))
+        if isinstance(relay, RelayStatus) and before_the_end(relay, seen, self._record.attempt):
+            self._relay_itself.begin()
+            last = self._relay_itself.answer(min(RELAY_TIMEOUT_S + 1.0, end - time.monotonic()))
+            relay = last if isinstance(last, RelayStatus) else relay
         kept = {name: slot.answer(end - time.monotonic()) for name, slot in self._beside.items()}
         states = {name: state for name, state in kept.items() if isinstance(state, SupervisorState)}
         launcher_alive, at_work = self._launcher_lives(), holder(self._lock)
@@ -261,6 +266,9 @@ class Watcher:
             told = told_by_file(Path(relay.folder).parent, time.time()) if state == "running" else None
             if told is not None:
                 return told
+        return self._ask_relay_itself()
+
+    def _ask_relay_itself(self) -> RelayStatus:
         from islandctl.runs.relay import client  # it loads an HTTP library
 
         with client(self._record, timeout_s=RELAY_TIMEOUT_S) as asked:
@@ -308,6 +316,13 @@ class Watcher:
                     know(load_plan_of(self._record))
                 return tuple(map(hide, lines[-LOG_TAIL_LINES:]))
         return ()
+
+
+def before_the_end(relay: RelayStatus, nodes: list[NodeFacts], attempt: int) -> bool:
+    """Has a cell ended in good order since the relay's file was written? It has told the relay so before."""
+    ended = {node.cell for node in nodes if node.state and node.state.outcome in ("finished", "stopped")}
+    beats = [relay.cells[cell].heartbeat for cell in ended if cell < len(relay.cells)]
+    return any(beat and beat.attempt == attempt and beat.state not in ("finished", "stopped") for beat in beats)
 
 
 def _report_at(lines: list[str]) -> int:

@@ -88,5 +88,5 @@ def test_an_error_of_one_rank_is_raised_on_all(manager: RelayManager, tmp_path: 
     assert isinstance(ranks, list)
     for told in ranks:
         assert told["error"].startswith(
-            "ExchangeError: cell 0, fragment 0, window 1: parameter 'blocks.2.experts.up' holds a value"
+            "NotFiniteError: cell 0, fragment 0, window 1: parameter 'blocks.2.experts.up' holds a value"
         )

@@ -16,7 +16,7 @@ from islandctl.config.paths import RunFolder
 from islandctl.fleet import supervisor
 from islandctl.runs import record as records
 from islandctl.runs.files import holder, only_one
-from islandctl.runs.gather import Watcher
+from islandctl.runs.gather import Watcher, before_the_end
 from islandctl.runs.record import RunRecord
 from islandctl.runs.status import RunStatus
 
@@ -147,3 +147,19 @@ def test_figures_of_files_are_as_old_as_their_newest_line(tmp_path: Path) -> Non
     assert [(cell.state, cell.tokens_per_s) for cell in view.cells] == [("training", 200.0), ("silent", None)]
     assert view.cells[1].heartbeat_age_s == pytest.approx(40.0, abs=8.0)
     assert view.eta_s is None
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state", "asked"),
+    [
+        ("finished", "training", True),
+        ("finished", "finished", False),
+        ("failed", "training", False),
+        ("", "training", False),
+    ],
+)
+def test_an_end_that_the_relay_s_file_does_not_have_is_asked_for(outcome: str, state: str, asked: bool) -> None:
+    nodes = [make.node(0, make.ended(outcome) if outcome else make.running()), make.node(1, make.running())]
+    told = make.relay({0: make.heartbeat(0, state=state), 1: make.heartbeat(1)})
+    assert before_the_end(told, nodes, attempt=1) is asked
+    assert before_the_end(told, nodes, attempt=2) is False

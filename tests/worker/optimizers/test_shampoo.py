@@ -170,7 +170,7 @@ def test_a_bad_matrix_costs_its_own_block_only(caplog: pytest.LogCaptureFixture)
     assert both.failures == 2  # at steps 4 and 6: the mean of a factor keeps what is no number
     assert "left factor of bad (1 blocks)" in caplog.text
     assert bad.isfinite().all()
-    assert torch.equal(good, alone)
+    torch.testing.assert_close(good, alone)  # products of other stacks may round otherwise
 
 
 def test_without_any_root_the_step_is_adams(monkeypatch: pytest.MonkeyPatch) -> None:
