@@ -75,7 +75,7 @@ def _long(run: Run, **changes: Any) -> Run:
 
 
 _LONG_ORDINARY = _long(_SHAMPOO)
-_LONG_TWO_SITE = _long(_TWO_SITE, exchange__outer_lr=0.7, exchange__outer_momentum=0.9)
+_LONG_TWO_SITE = _long(_TWO_SITE, exchange__outer_lr=0.8, exchange__outer_momentum=0.8)
 
 
 def _one(name: str, title: str, kind: str, base: Run, **changes: Any) -> Arm:
@@ -98,8 +98,8 @@ ARMS = (
     Arm("long-ordinary", "long: ordinary, Shampoo", _LONG_ORDINARY),
     Arm("long-two-site", "long: two sites, Shampoo, W = 50", _LONG_TWO_SITE, "long-ordinary"),
     Arm("long-butterfly", "long: butterfly, 8 cells, Shampoo", _long(_BUTTERFLY), "long-ordinary"),
-    _long_outer(0.8, 0.8, SEEDS),
-    _long_outer(1.0, 0.9),
+    _long_outer(0.7, 0.9, SEEDS),
+    _long_outer(1.0, 0.9, SEEDS),
     _long_outer(1.0, 0.5),
     _one_long("long-half-batch", "long: ordinary, half the batch", _LONG_ORDINARY, batch=BATCH // 2),
     _one_long("long-averages", "long: ordinary, β 0.95 and 0.99", _LONG_ORDINARY, inner__betas=(0.95, 0.99)),
