@@ -41,7 +41,7 @@ def test_a_node_asks_over_an_emulated_link(tmp_path: Path) -> None:
         asked = {"url": relay.url, "token": TOKENS["0"], "certificate": (tmp_path / "ca.pem").read_text()}
         trips = to_relay.main({**asked, "do": "trips", "count": 5, "patience_s": 20.0}, b"")["trips"]
         assert len(trips) == 5
-        assert min(trips) >= 0.03
+        assert min(trips) > 0.025  # two timers of 15 ms, each of which may be a little early
         wrong = to_relay.main({**asked, "token": "no", "do": "up", "streams": 1, "seconds": 1.0}, b"")
         assert "401" in wrong["error"] or "pipe" in wrong["error"] or "reset" in wrong["error"].lower()
     finally:
